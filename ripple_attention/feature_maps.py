@@ -1,0 +1,300 @@
+"""Feature maps φ: from D channels to M features whose product stands for the exponential.
+
+Inputs are (…, N, D), heads before channels. Every map takes queries and keys together, so that a
+random one uses one draw for both.
+"""
+
+import math
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ripple_attention.ops.common import accumulation_dtype, without_autocast
+
+Scaling = Literal["none", "scaled", "unit", "unit-scaled"]
+
+
+class FeatureMap(nn.Module):
+    """What all maps share: the length of their inputs, and queries and keys under one draw.
+
+    Args:
+        head_dim: D.
+        num_features: M, the width of φ(x).
+        scaling: What happens to x first: "none"; "scaled", x·D^(−1/4); "unit", x/‖x‖;
+            "unit-scaled", D^(1/4)·x/‖x‖. Without a bound on x the sines of a `learned` map swing
+            ever faster as x grows, and training diverges.
+    """
+
+    def __init__(self, head_dim: int, num_features: int, scaling: Scaling):
+        super().__init__()
+        if scaling not in get_args(Scaling):
+            raise ValueError(f"scaling must be one of {get_args(Scaling)}; got {scaling=!r}")
+        if head_dim < 1 or num_features < 1:
+            raise ValueError(
+                f"a feature map needs at least one channel; got {head_dim=}, {num_features=}"
+            )
+        self.head_dim = head_dim
+        self.num_features = num_features
+        self.scaling = scaling
+
+    def forward(self, q: Tensor, k: Tensor | None = None) -> Any:
+        """φ(q), or the pair (φ(q), φ(k)) where both are given: (…, N, D) → (…, N, M)."""
+        draw = self.draw()
+        phi_q = self.features(self.scale(q), draw, is_key=False)
+        if k is None:
+            return phi_q
+        return phi_q, self.features(self.scale(k), draw, is_key=True)
+
+    def scale(self, x: Tensor) -> Tensor:
+        if self.scaling == "scaled":
+            return x * self.head_dim**-0.25
+        if self.scaling == "unit":
+            return F.normalize(x, dim=-1)
+        if self.scaling == "unit-scaled":
+            return F.normalize(x, dim=-1) * self.head_dim**0.25
+        return x
+
+    def draw(self) -> Tensor | None:
+        """The random part of the map for one call; None for a map without one."""
+        return None
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        raise NotImplementedError
+
+    def extra_repr(self) -> str:
+        return f"{self.head_dim} → {self.num_features}, scaling={self.scaling!r}"
+
+
+class RandomFeatureMap(FeatureMap):
+    """A map with a random matrix: drawn anew at each call in training, kept for evaluation.
+
+    The last draw is the buffer `projection`, part of the state dict.
+    """
+
+    projection: Tensor
+
+    def __init__(self, head_dim: int, num_features: int, scaling: Scaling, num_rows: int):
+        super().__init__(head_dim, num_features, scaling)
+        self.register_buffer("projection", torch.empty(num_rows, head_dim))
+        self.projection.copy_(self.sample())
+
+    def draw(self) -> Tensor:
+        if not self.training:
+            return self.projection
+        fresh = self.sample()
+        with torch.no_grad():
+            self.projection.copy_(fresh)
+        return fresh
+
+    def sample(self) -> Tensor:
+        return torch.randn_like(self.projection)
+
+
+def _sines(x: Tensor, matrix: Tensor) -> Tensor:
+    """[sin(Wx); cos(Wx)] in the type of x, the angles in float32 or better even under autocast."""
+    with without_autocast(x):
+        dtype = accumulation_dtype(x)
+        angles = x.to(dtype) @ matrix.to(dtype).mT
+        return torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
+
+
+class Learned(FeatureMap):
+    """The paper's map: φ(x) = ReLU(W₂ [sin(W₁x); cos(W₁x)] + b₂), shared by the heads.
+
+    W₁ starts as standard Gaussian samples and is learned like the rest.
+    """
+
+    def __init__(
+        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
+    ):
+        num_features = num_features or head_dim
+        super().__init__(head_dim, num_features, scaling)
+        self.w1 = nn.Parameter(torch.randn(head_dim, head_dim))
+        self.fc = nn.Linear(2 * head_dim, num_features)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        return F.relu(self.fc(_sines(x, self.w1)))
+
+
+class LearnedRandomW1(RandomFeatureMap):
+    """The paper's map with W₁ random instead of learned."""
+
+    def __init__(
+        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
+    ):
+        num_features = num_features or head_dim
+        super().__init__(head_dim, num_features, scaling, num_rows=head_dim)
+        self.fc = nn.Linear(2 * head_dim, num_features)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        assert draw is not None
+        return F.relu(self.fc(_sines(x, draw)))
+
+
+class T2R(FeatureMap):
+    """φ(x) = ReLU(Wx + b) with a matrix for each head (Kasai et al., 2021)."""
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        num_heads: int = 1,
+        scaling: Scaling = "none",
+    ):
+        num_features = num_features or head_dim
+        super().__init__(head_dim, num_features, scaling)
+        bound = head_dim**-0.5
+        self.weight = nn.Parameter(torch.empty(num_heads, num_features, head_dim))
+        self.bias = nn.Parameter(torch.empty(num_heads, num_features))
+        nn.init.uniform_(self.weight, -bound, bound)
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        return F.relu(torch.einsum("...nd,nmd->...nm", x, self.weight) + self.bias)
+
+
+class RFA(RandomFeatureMap):
+    """Random Fourier features of unit vectors (Peng et al., 2021): [sin(Wx); cos(Wx)]/√(M/2).
+
+    Products may be negative, and so may the denominator.
+    """
+
+    def __init__(
+        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
+    ):
+        num_features = num_features or 2 * head_dim
+        if num_features % 2:
+            raise ValueError(
+                f"rfa pairs sines with cosines: num_features must be even; got {num_features=}"
+            )
+        super().__init__(head_dim, num_features, scaling, num_rows=num_features // 2)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        assert draw is not None
+        return _sines(x, draw) * (self.num_features / 2) ** -0.5
+
+
+class Performer(RandomFeatureMap):
+    """Positive orthogonal random features (FAVOR+, Choromanski et al., 2021).
+
+        φ(x) = (exp(Wx − ‖x‖²/2 − c) + 10⁻⁴)/√M
+
+    with c the maximum over features for a query, over features and tokens for keys. Rows of W are
+    orthogonal in blocks of D, with Gaussian lengths.
+    """
+
+    def __init__(
+        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "scaled"
+    ):
+        num_features = num_features or head_dim
+        super().__init__(head_dim, num_features, scaling, num_rows=num_features)
+
+    def sample(self) -> Tensor:
+        like = self.projection
+        num_blocks = math.ceil(self.num_features / self.head_dim)
+        blocks = torch.randn(num_blocks, self.head_dim, self.head_dim, device=like.device)
+        q, r = torch.linalg.qr(blocks)
+        q = q * r.diagonal(dim1=-2, dim2=-1).sign().unsqueeze(-2)  # uniform over rotations
+        rows = q.flatten(0, 1)[: self.num_features]
+        lengths = torch.randn(self.num_features, self.head_dim, device=like.device).norm(dim=1)
+        return (rows * lengths[:, None]).to(like.dtype)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        assert draw is not None
+        with without_autocast(x):
+            dtype = accumulation_dtype(x)
+            wide = x.to(dtype)
+            exponent = wide @ draw.to(dtype).mT - wide.square().sum(-1, keepdim=True) / 2
+            tokens_too = tuple(range(1, x.dim() - 2)) if is_key else ()
+            exponent = exponent - exponent.amax((*tokens_too, -1), keepdim=True).detach()
+            return ((exponent.exp() + 1e-4) * self.num_features**-0.5).to(x.dtype)
+
+
+class DPFP(FeatureMap):
+    """Products of neighbouring rectified channels (Schlag et al., 2021), without parameters.
+
+    r = [ReLU(x); ReLU(−x)],    φ(x) = concat over i = 1 … ν of r ⊙ roll(r, i)
+    """
+
+    def __init__(
+        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "none"
+    ):
+        num_features = num_features or 2 * head_dim
+        if num_features % (2 * head_dim):
+            raise ValueError(
+                "dpfp has 2·head_dim features for each shift: num_features must be a multiple of "
+                f"{2 * head_dim}; got {num_features=}"
+            )
+        super().__init__(head_dim, num_features, scaling)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        r = torch.cat([F.relu(x), F.relu(-x)], -1)
+        shifts = range(1, self.num_features // (2 * self.head_dim) + 1)
+        return torch.cat([r * r.roll(shift, -1) for shift in shifts], -1)
+
+
+class Elementwise(FeatureMap):
+    """A map that takes each channel for itself: M = D."""
+
+    def __init__(
+        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "none"
+    ):
+        if num_features not in (None, head_dim):
+            raise ValueError(
+                f"an elementwise map keeps the width: num_features must be {head_dim=} or None; "
+                f"got {num_features=}"
+            )
+        super().__init__(head_dim, head_dim, scaling)
+
+
+class Elu(Elementwise):
+    """φ(x) = elu(x) + 1 (Katharopoulos et al., 2020)."""
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        return F.elu(x) + 1
+
+
+class Relu(Elementwise):
+    """φ(x) = ReLU(x)."""
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        return F.relu(x)
+
+
+FEATURE_MAPS: dict[str, type[Any]] = {
+    "learned": Learned,
+    "learned-random-w1": LearnedRandomW1,
+    "learned-no-fc": T2R,  # the paper equates its own map without W₂ with T2R
+    "t2r": T2R,
+    "rfa": RFA,
+    "performer": Performer,
+    "dpfp": DPFP,
+    "elu": Elu,
+    "relu": Relu,
+}
+
+
+def create_feature_map(
+    name: str, head_dim: int, *, num_heads: int = 1, num_features: int | None = None, **options: Any
+) -> FeatureMap:
+    """Makes a feature map by name.
+
+    Args:
+        name: One of `FEATURE_MAPS`.
+        head_dim: D.
+        num_heads: N, for maps with parameters of their own for each head.
+        num_features: M; None for the map's own width.
+        options: Further arguments of the map, as `scaling`.
+
+    >>> create_feature_map("learned", 32).num_features
+    32
+    """
+    if name not in FEATURE_MAPS:
+        raise ValueError(f"the feature map must be one of {', '.join(FEATURE_MAPS)}; got {name!r}")
+    kind = FEATURE_MAPS[name]
+    if kind is T2R:
+        options["num_heads"] = num_heads
+    return kind(head_dim, num_features, **options)

@@ -1,0 +1,305 @@
+"""The public operators: check what came, choose an algorithm, call it."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ripple_attention.ops.common import (
+    accumulation_dtype,
+    autocast_dtype,
+    safe_inverse,
+    without_autocast,
+)
+from ripple_attention.ops.library import register
+from ripple_attention.ops.naive import ripple_naive, ripple_softmax
+from ripple_attention.ops.table import table_backward, table_forward
+from ripple_attention.ops.tiled import strips, tiled_backward, tiled_export, tiled_forward
+from ripple_attention.partition import Partition
+
+IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+    "naive": ripple_naive,
+    "table": register("table", table_forward, table_backward),
+    "tiled": register("tiled", tiled_forward, tiled_backward),
+}
+
+# A table's multiply-adds wait for memory, those of a tile run in cached matrix products: the ratio
+# of their costs, from `ripple bench op` (64×64 tokens, float32, forward and backward, 2 CPU cores).
+TABLE_PENALTY = 10
+
+
+def ripple_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    *,
+    partition: Partition,
+    key_padding_mask: Tensor | None = None,
+    implementation: str = "auto",
+) -> Tensor:
+    """Linear attention whose tokens weigh by the ring around the query that they lie in.
+
+        out_i = φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j v_jᵀ  ÷  φq_iᵀ Σ_g α_g(i) Σ_{j …} φk_j
+
+    Where the denominator is 0 the output is 0. Sums are float32, or float64 for float64 inputs.
+    Under autocast q, k and v are taken in its type.
+
+    Args:
+        q: Queries after the feature map (B, H, W, N, M). Any strides.
+        k: Keys after the feature map (B, H, W, N, M).
+        v: Values (B, H, W, N, E).
+        spatial_weights: α (B, H, W, N, G), in the type of v or float32.
+        partition: Which tokens are a group, with G = `partition.num_groups`.
+        key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
+        implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
+            far sum), or "auto" for the one that `choose_implementation` expects to be fastest.
+
+    Returns:
+        (B, H, W, N, E), in the type of v.
+
+    >>> import torch
+    >>> from ripple_attention import chebyshev, ripple_attention
+    >>> q, k, v = torch.rand(3, 2, 14, 14, 6, 32).unbind(0)
+    >>> weights = torch.full((2, 14, 14, 6, 5), 1 / 5)
+    >>> ripple_attention(q, k, v, weights, partition=chebyshev(4)).shape
+    torch.Size([2, 14, 14, 6, 32])
+    """
+    check_implementation(implementation)
+    q, k, v = _in_autocast_type(q, k, v)
+    _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
+    if v.numel() == 0:
+        return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
+    if key_padding_mask is not None:
+        k, v = _without_padding(k, v, key_padding_mask)
+    if implementation == "auto":
+        _, H, W, _, M = q.shape
+        implementation = choose_implementation((H, W), M, v.shape[-1], partition)
+    if implementation != "naive":
+        spatial_weights = _drop_empty_rest(spatial_weights, partition, key_padding_mask)
+    operator = IMPLEMENTATIONS[implementation]
+    if torch.compiler.is_exporting() and implementation != "naive":
+        operator = tiled_export  # plain operations: the exported graph runs without this package
+    with without_autocast(v):
+        return operator(q, k, v, spatial_weights, list(partition.radii))
+
+
+def check_implementation(implementation: str) -> str:
+    """The name itself, if it is one."""
+    known = ("auto", *IMPLEMENTATIONS)
+    if implementation not in known:
+        names = ", ".join(map(repr, known))
+        raise ValueError(f"implementation must be one of {names}; got {implementation=}")
+    return implementation
+
+
+def choose_implementation(
+    grid_size: tuple[int, int], num_features: int, value_dim: int, partition: Partition
+) -> str:
+    """What `implementation="auto"` runs: the cheaper of "tiled" and "table" by multiply-adds.
+
+    For each query and head, tiled spends M + E on every key of its tile's halo and M·E on the far
+    part; the table reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those. So
+    tiles serve nearly always, and the table few, wide groups on large grids. Either runs anywhere.
+
+    >>> from ripple_attention import chebyshev, logarithmic
+    >>> choose_implementation((14, 14), 32, 32, chebyshev(4))
+    'tiled'
+    >>> choose_implementation((256, 256), 32, 32, logarithmic(128))
+    'table'
+    """
+    H, W = grid_size
+    pairs = sum(strip.pairs for strip in strips(H, W, partition.reach))
+    tiled = pairs / (H * W) * (num_features + value_dim) + num_features * value_dim
+    table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY
+    return "tiled" if tiled <= table else "table"
+
+
+def linear_attention(
+    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None
+) -> Tensor:
+    """Linear attention, ripple attention's parent: every token weighs the same.
+
+        out_i = φq_iᵀ Σ_j φk_j v_jᵀ  ÷  φq_iᵀ Σ_j φk_j
+
+    Args:
+        q: Queries after the feature map (B, H, W, N, M).
+        k: Keys after the feature map (B, H, W, N, M).
+        v: Values (B, H, W, N, E).
+        key_padding_mask: Bool (B, H, W), True for padded keys.
+
+    Returns:
+        (B, H, W, N, E), in the type of v; 0 where the denominator is 0. Sums are float32 or better.
+    """
+    q, k, v = _in_autocast_type(q, k, v)
+    _check_qkv(q, k, v)
+    _check_mask(key_padding_mask, v)
+    if key_padding_mask is not None:
+        k, v = _without_padding(k, v, key_padding_mask)
+    with without_autocast(v):
+        queries, keys, values = (x.to(accumulation_dtype(v)) for x in (q, k, v))
+        state = torch.einsum("bhwnm,bhwne->bnme", keys, values)
+        numerator = torch.einsum("bhwnm,bnme->bhwne", queries, state)
+        denominator = torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum((1, 2)))
+        return (numerator * safe_inverse(denominator).unsqueeze(-1)).to(v.dtype)
+
+
+def ripple_softmax_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    *,
+    partition: Partition,
+    key_padding_mask: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """Softmax attention with the additive bias log α_g: ripples without a feature map.
+
+    Quadratic in the number of tokens; a reference.
+
+    Args:
+        q: Queries (B, H, W, N, D), not mapped.
+        k: Keys (B, H, W, N, D), not mapped.
+        v: Values (B, H, W, N, E).
+        spatial_weights: α (B, H, W, N, G) ≥ 0; a group of weight 0 is not seen.
+        partition: Which tokens are a group.
+        key_padding_mask: Bool (B, H, W), True for padded keys.
+        scale: Factor on q·k, D^(−1/2) unless given.
+
+    Returns:
+        (B, H, W, N, E), in the type of v; 0 for a query that sees nothing.
+    """
+    q, k, v = _in_autocast_type(q, k, v)
+    _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
+    if key_padding_mask is not None:
+        k, v = _without_padding(k, v, key_padding_mask)
+    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    radii = list(partition.radii)
+    with without_autocast(v):
+        return ripple_softmax(q, k, v, spatial_weights, radii, key_padding_mask, scale)
+
+
+def _without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Padding is φ(k) = 0; v too, so that whatever stands there (NaN even) stays there."""
+    padded = mask[..., None, None]
+    return k.masked_fill(padded, 0), v.masked_fill(padded, 0)
+
+
+def _drop_empty_rest(
+    spatial_weights: Tensor, partition: Partition, key_padding_mask: Tensor | None
+) -> Tensor:
+    """Sets the rest's weight to 0 for queries that have no key outside the last box.
+
+    It changes nothing in exact arithmetic. In floating point it spares small or mostly padded grids
+    the difference between the whole and the boxes, which is then nothing but rounding.
+    """
+    H, W, G = (spatial_weights.shape[dim] for dim in (1, 2, 4))
+    device = spatial_weights.device
+    rows, columns = torch.arange(H, device=device), torch.arange(W, device=device)
+    if key_padding_mask is None:
+        if partition.reach < max(H // 2, W // 2):
+            return spatial_weights  # even from the middle some token is out of reach
+        far_down = torch.maximum(rows, H - 1 - rows)[:, None]
+        far_across = torch.maximum(columns, W - 1 - columns)
+    else:
+        far_down = _farthest(~key_padding_mask.all(2), rows)[:, :, None]  # (B, H, 1)
+        far_across = _farthest(~key_padding_mask.all(1), columns)[:, None, :]  # (B, 1, W)
+    empty = torch.maximum(far_down, far_across) <= partition.reach  # ([B,] H, W)
+    last = torch.arange(G, device=device) == G - 1
+    return spatial_weights.masked_fill(empty[..., None, None] & last, 0)
+
+
+def _farthest(occupied: Tensor, positions: Tensor) -> Tensor:
+    """For each position, the distance to the farthest occupied one: (B, size) → (B, size)."""
+    size = positions.shape[0]
+    first = torch.where(occupied, positions, size).amin(1, keepdim=True)
+    last = torch.where(occupied, positions, -1).amax(1, keepdim=True)
+    return torch.maximum(positions - first, last - positions)
+
+
+def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Casts as autocast casts for matrix products: to its type, float64 and integers excepted."""
+    dtype = autocast_dtype(tensors[0])
+    if dtype is None:
+        return tensors
+    return tuple(
+        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
+    )
+
+
+def _shapes(**tensors: Tensor) -> str:
+    return ", ".join(f"{name}.shape={tuple(x.shape)}" for name, x in tensors.items())
+
+
+def _check_inputs(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    partition: Partition,
+    key_padding_mask: Tensor | None,
+) -> None:
+    _check_qkv(q, k, v)
+    if not isinstance(partition, Partition):
+        raise ValueError(
+            f"partition must be a Partition; got {partition!r}. "
+            "Use chebyshev(max_distance) or logarithmic(max_distance)."
+        )
+    expected = (*v.shape[:-1], partition.num_groups)
+    if spatial_weights.shape != expected:
+        raise ValueError(
+            "spatial_weights must be (B, H, W, N, G) with the grid and heads of v and one weight "
+            f"for each of the partition's G={partition.num_groups} groups, so {expected}; "
+            f"got {_shapes(spatial_weights=spatial_weights, v=v)}"
+        )
+    if spatial_weights.dtype not in (v.dtype, accumulation_dtype(v)):
+        raise ValueError(
+            "spatial_weights must have the type of v or the type its sums are kept in, "
+            f"{accumulation_dtype(v)}; got {spatial_weights.dtype=} with {v.dtype=}. "
+            "Cast them with spatial_weights.to(...)."
+        )
+    if spatial_weights.device != v.device:
+        raise ValueError(
+            "spatial_weights must be on the device of v; got "
+            f"{str(spatial_weights.device)=} and {str(v.device)=}"
+        )
+    _check_mask(key_padding_mask, v)
+
+
+def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if any(x.dim() != 5 for x in (q, k, v)):
+        raise ValueError(
+            "q, k and v must be heads-last grids (B, H, W, N, channels); "
+            f"got {_shapes(q=q, k=k, v=v)}. For tokens in a row use x.unflatten(1, (H, W))."
+        )
+    if q.shape != k.shape or k.shape[:-1] != v.shape[:-1]:
+        raise ValueError(
+            "q and k must have the same shape (B, H, W, N, M), and v their batch, grid and heads "
+            f"(B, H, W, N, E); got {_shapes(q=q, k=k, v=v)}"
+        )
+    if not (v.is_floating_point() and q.dtype == k.dtype == v.dtype):
+        raise ValueError(
+            "q, k and v must share one floating-point type; "
+            f"got {q.dtype=}, {k.dtype=}, {v.dtype=}. Cast with .to(...) or use torch.autocast."
+        )
+    if not q.device == k.device == v.device:
+        raise ValueError(
+            "q, k and v must be on one device; "
+            f"got {str(q.device)=}, {str(k.device)=}, {str(v.device)=}"
+        )
+
+
+def _check_mask(mask: Tensor | None, v: Tensor) -> None:
+    if mask is None:
+        return
+    if mask.dtype != torch.bool or mask.shape != v.shape[:3]:
+        raise ValueError(
+            f"key_padding_mask must be bool (B, H, W) = {tuple(v.shape[:3])}, True for padded "
+            f"keys; got {mask.dtype=} and {_shapes(mask=mask)}. A 0/1 mask needs .bool()."
+        )
+    if mask.device != v.device:
+        raise ValueError(
+            "key_padding_mask must be on the device of v; "
+            f"got {str(mask.device)=} and {str(v.device)=}"
+        )

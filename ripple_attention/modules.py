@@ -1,0 +1,282 @@
+"""Attention layers with one signature: swap softmax for linear for ripple attention and back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ripple_attention.feature_maps import create_feature_map
+from ripple_attention.functional import check_implementation, linear_attention, ripple_attention
+from ripple_attention.partition import Partition, chebyshev, logarithmic
+from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
+
+
+class GridAttention(nn.Module):
+    """Multi-head self-attention over a grid of tokens; subclasses say how tokens are weighed.
+
+    Parameters are named as in timm: `qkv` (3·dim × dim, queries then keys then values) and `proj`.
+
+    Args:
+        dim: C, channels in and out.
+        num_heads: N; divides `dim`.
+        qkv_bias: Whether `qkv` has a bias.
+        proj_drop: Dropout after `proj`.
+    """
+
+    needs_grid = False
+
+    def __init__(
+        self, dim: int, num_heads: int = 6, *, qkv_bias: bool = True, proj_drop: float = 0.0
+    ):
+        super().__init__()
+        if num_heads < 1 or dim < 1 or dim % num_heads:
+            raise ValueError(
+                f"num_heads must be at least 1 and divide dim; got {dim=}, {num_heads=}"
+            )
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
+        self.proj = nn.Linear(dim, dim)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(
+        self,
+        x: Tensor,
+        value: Tensor | None = None,
+        *,
+        grid_size: tuple[int, int] | None = None,
+        key_padding_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attends within each image.
+
+        Args:
+            x: What queries and keys are made of: (B, H, W, C), or (B, L, C) with `grid_size`.
+            value: What values are made of, in the shape of x; x itself unless given. (A detector
+                adds positions to x and not to the values.)
+            grid_size: (H, W) with H·W = L, for tokens in a row.
+            key_padding_mask: Bool (B, H, W) or (B, L), True for padded tokens, which no token sees.
+
+        Returns:
+            In the shape of x.
+        """
+        self._check(x, value, grid_size)
+        shape = x.shape
+        if x.dim() == 3:
+            grid_size = grid_size or (1, x.shape[1])
+            x = x.unflatten(1, grid_size)
+            value = None if value is None else value.unflatten(1, grid_size)
+            if key_padding_mask is not None and key_padding_mask.dim() == 2:
+                key_padding_mask = key_padding_mask.unflatten(1, grid_size)
+        q, k, v = self._project(x, value)
+        out = self.attend(q, k, v, key_padding_mask)  # (B, H, W, N, E)
+        return self.proj_drop(self.proj(out.flatten(3))).view(shape)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        """Queries, keys and values (B, H, W, N, D) → (B, H, W, N, D)."""
+        raise NotImplementedError
+
+    def _project(self, x: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
+        heads = (self.num_heads, self.head_dim)
+        if value is None:
+            return self.qkv(x).unflatten(-1, (3, *heads)).unbind(3)
+        split = 2 * self.num_heads * self.head_dim
+        weight, bias = self.qkv.weight, self.qkv.bias
+        bias_qk, bias_v = (None, None) if bias is None else (bias[:split], bias[split:])
+        q, k = F.linear(x, weight[:split], bias_qk).unflatten(-1, (2, *heads)).unbind(3)
+        return q, k, F.linear(value, weight[split:], bias_v).unflatten(-1, heads)
+
+    def _check(self, x: Tensor, value: Tensor | None, grid_size: tuple[int, int] | None) -> None:
+        dim = self.num_heads * self.head_dim
+        name = type(self).__name__
+        if x.dim() not in (3, 4) or x.shape[-1] != dim:
+            raise ValueError(
+                f"{name} takes x as (B, H, W, {dim}) or (B, L, {dim}); got x.shape={tuple(x.shape)}"
+            )
+        if value is not None and value.shape != x.shape:
+            raise ValueError(
+                f"value must have the shape of x; got value.shape={tuple(value.shape)} and "
+                f"x.shape={tuple(x.shape)}"
+            )
+        if x.dim() == 3 and grid_size is None and self.needs_grid:
+            raise ValueError(
+                f"{name} needs to know where tokens lie: pass (B, H, W, C), or grid_size=(H, W) "
+                f"with (B, L, C); got x.shape={tuple(x.shape)} and {grid_size=}. A class token has "
+                "no place on the grid: pool the tokens instead."
+            )
+        size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
+        if grid_size is not None and size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
+            raise ValueError(
+                f"grid_size=(H, W) must hold the tokens of x, H·W = L; got {grid_size=} and "
+                f"x.shape={tuple(x.shape)}"
+            )
+
+
+class SoftmaxAttention(GridAttention):
+    """Softmax attention by `scaled_dot_product_attention`. Arguments as in `GridAttention`."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        queries, keys, values = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))  # (B, N, L, D)
+        mask = None
+        if key_padding_mask is not None:
+            padded = key_padding_mask.flatten(1)
+            mask = ~padded[:, None, None, :]
+            values = values.masked_fill(padded[:, None, :, None], 0)
+        out = F.scaled_dot_product_attention(queries, keys, values, mask)
+        return out.transpose(1, 2).reshape(v.shape)
+
+
+class LinearAttention(GridAttention):
+    """Linear attention: φ(q)·φ(k) in place of the exponential, so that keys are summed once.
+
+    Args:
+        feature_map: Name of φ, see `create_feature_map`.
+        num_features: M, the width of φ; None for the map's own.
+        feature_map_options: Further arguments of the map, as {"scaling": "scaled"}.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 6,
+        *,
+        feature_map: str = "learned",
+        num_features: int | None = None,
+        feature_map_options: dict[str, Any] | None = None,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+    ):
+        super().__init__(dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        self.feature_map = create_feature_map(
+            feature_map,
+            self.head_dim,
+            num_heads=num_heads,
+            num_features=num_features,
+            **(feature_map_options or {}),
+        )
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        phi_q, phi_k = self.feature_map(q, k)
+        return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask)
+
+
+class RippleAttention(LinearAttention):
+    """Ripple attention: linear attention whose tokens weigh by their ring around the query.
+
+    Args:
+        max_distance: R_max ≥ 1. Tokens at this distance and beyond are one group, the rest. (With
+            the logarithmic partition, the distance that its rings cover.)
+        partition: "chebyshev" for rings one token thick, "logarithmic" for rings that double, or a
+            `Partition`, which then stands instead of `max_distance`.
+        weights: Kind of spatial weights, see `SpatialWeights`.
+        balanced: Whether weights start uniform (or as 1/2, 1/4, …), see `stick_breaking`.
+        halt_threshold: τ, what is left of the stick when the ripple halts; see `halt`.
+        tail: How the halted groups share, see `halt`.
+        implementation: As in `ripple_attention`.
+        dim, num_heads, feature_map, num_features, feature_map_options, qkv_bias, proj_drop: As in
+            `LinearAttention`.
+
+    >>> import torch
+    >>> layer = RippleAttention(192, num_heads=6, max_distance=4)
+    >>> layer(torch.randn(2, 14, 14, 192)).shape
+    torch.Size([2, 14, 14, 192])
+    """
+
+    needs_grid = True
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 6,
+        *,
+        max_distance: int = 4,
+        partition: Literal["chebyshev", "logarithmic"] | Partition = "chebyshev",
+        weights: WeightKind = "stick-breaking",
+        balanced: bool = True,
+        halt_threshold: float = 0.001,
+        tail: Tail = "share",
+        feature_map: str = "learned",
+        num_features: int | None = None,
+        feature_map_options: dict[str, Any] | None = None,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        implementation: str = "auto",
+    ):
+        super().__init__(
+            dim,
+            num_heads,
+            feature_map=feature_map,
+            num_features=num_features,
+            feature_map_options=feature_map_options,
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop,
+        )
+        self.partition = _partition(partition, max_distance)
+        self.spatial_weights = SpatialWeights(
+            self.head_dim,
+            num_heads,
+            self.partition.num_groups,
+            weights,
+            balanced=balanced,
+            halt_threshold=halt_threshold,
+            tail=tail,
+        )
+        self.implementation = check_implementation(implementation)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        phi_q, phi_k = self.feature_map(q, k)
+        return ripple_attention(
+            phi_q,
+            phi_k,
+            v,
+            self.spatial_weights(v),
+            partition=self.partition,
+            key_padding_mask=key_padding_mask,
+            implementation=self.implementation,
+        )
+
+    def extra_repr(self) -> str:
+        return f"radii={self.partition.radii}, implementation={self.implementation!r}"
+
+
+@contextmanager
+def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
+    """Collects the spatial weights of every ripple layer while the model runs, results unchanged.
+
+    Yields:
+        A dictionary that each forward pass fills: name of the layer → weights (B, H, W, N, G),
+        detached. Compiled models run their own code and are not seen: record the eager model.
+
+    >>> import torch
+    >>> layer = RippleAttention(32, num_heads=2)
+    >>> with record_spatial_weights(layer) as weights:
+    ...     _ = layer(torch.randn(1, 8, 8, 32))
+    >>> {name: tuple(w.shape) for name, w in weights.items()}
+    {'spatial_weights': (1, 8, 8, 2, 5)}
+    """
+    recorded: dict[str, Tensor] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if isinstance(module, SpatialWeights):
+
+            def keep(_: nn.Module, __: Any, weights: Tensor, name: str = name) -> None:
+                recorded[name] = weights.detach()
+
+            handles.append(module.register_forward_hook(keep))
+    try:
+        yield recorded
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _partition(partition: str | Partition, max_distance: int) -> Partition:
+    known = {"chebyshev": chebyshev, "logarithmic": logarithmic}
+    if isinstance(partition, Partition):
+        return partition
+    if partition not in known:
+        raise ValueError(
+            f"partition must be one of {', '.join(known)} or a Partition; got {partition!r}"
+        )
+    return known[partition](max_distance)

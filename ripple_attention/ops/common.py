@@ -1,0 +1,58 @@
+"""What every algorithm shares: the type of sums, division by nothing, and work in bounded parts."""
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+
+import torch
+from torch import Tensor
+
+
+def accumulation_dtype(x: Tensor) -> torch.dtype:
+    """The type of all sums: float32, or float64 for float64 inputs."""
+    return torch.promote_types(x.dtype, torch.float32)
+
+
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """The type that autocast asks for on the device of x, or None where it is off."""
+    kind = x.device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
+def without_autocast(x: Tensor) -> AbstractContextManager:
+    """Keeps autocast out of a block of code that works on x."""
+    if autocast_dtype(x) is None:
+        return nullcontext()
+    return torch.autocast(x.device.type, enabled=False)
+
+
+def safe_inverse(denominator: Tensor) -> Tensor:
+    """1 / denominator, and 0 where the denominator is 0, with a zero gradient there too.
+
+    A subnormal denominator counts as 0: its inverse would overflow.
+    """
+    empty = denominator.abs() < torch.finfo(denominator.dtype).tiny
+    return torch.where(empty, 0, 1 / torch.where(empty, 1, denominator))
+
+
+def parts(v: Tensor, numbers_per_head: int, budget: int) -> Iterator[tuple[slice, ...]]:
+    """Cuts (B, H, W, N, …) into pieces whose scratch memory stays within a budget.
+
+    Whole images come together while they fit, else the heads of one image, else single heads.
+
+    Args:
+        v: Any tensor (B, H, W, N, …).
+        numbers_per_head: Scratch numbers that one head of one image needs.
+        budget: Scratch numbers that a piece may need.
+
+    Yields:
+        Indices for the first four dimensions.
+    """
+    batch, heads = v.shape[0], v.shape[3]
+    fitting = max(1, budget // numbers_per_head)
+    images, heads_at_once = max(1, fitting // heads), min(heads, fitting)
+    for b in range(0, batch, images):
+        for n in range(0, heads, heads_at_once):
+            every = slice(None)
+            yield slice(b, b + images), every, every, slice(n, n + heads_at_once)

@@ -1,0 +1,74 @@
+"""Registration with `torch.library`: compiled code, fake tensors and autograd see one operator."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ripple_attention.ops.common import accumulation_dtype, without_autocast
+
+Forward = Callable[..., tuple[Tensor, Tensor]]
+Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+def register(name: str, forward: Forward, backward: Backward) -> Callable[..., Tensor]:
+    """Makes the operators `ripple_attention::{name}` and `…_backward` of a pair of functions.
+
+    Args:
+        name: The name of the algorithm.
+        forward: (q, k, v, spatial_weights, radii) → output and denominator.
+        backward: (grad, q, k, v, spatial_weights, output, denominator, radii) → gradients of q, k,
+            v and the weights.
+
+    Returns:
+        The differentiable operator: (q, k, v, spatial_weights, radii) → output.
+    """
+    inputs = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights"
+    forward_op = torch.library.custom_op(
+        f"ripple_attention::{name}",
+        _in_full_precision(forward),
+        mutates_args=(),
+        schema=f"({inputs}, int[] radii) -> (Tensor, Tensor)",
+    )
+    backward_op = torch.library.custom_op(
+        f"ripple_attention::{name}_backward",
+        _in_full_precision(backward),
+        mutates_args=(),
+        schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator, int[] radii) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+    )
+
+    @forward_op.register_fake
+    def _(q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]) -> Any:
+        return v.new_empty(v.shape), v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
+
+    @backward_op.register_fake
+    def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, *_: Any) -> Any:
+        return tuple(x.new_empty(x.shape) for x in (q, k, v, spatial_weights))
+
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        *tensors, ctx.radii = inputs
+        ctx.save_for_backward(*tensors, *output)
+
+    def differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+        return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None
+
+    forward_op.register_autograd(differentiate, setup_context=setup_context)
+
+    def operator(*args: Any) -> Tensor:
+        return forward_op(*args)[0]
+
+    return operator
+
+
+def _in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Keeps autocast out of an operator's body: its sums are float32 or better."""
+
+    @wraps(function)
+    def wrapper(first: Tensor, *args: Any) -> Any:
+        with without_autocast(first):
+            return function(first, *args)
+
+    return wrapper

@@ -1,0 +1,177 @@
+"""Spatial weights: how much each ring around a query counts, decided by the query's own value."""
+
+import math
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+WeightKind = Literal["stick-breaking", "fixed", "softmax", "truncated"]
+Tail = Literal["share", "printed"]
+
+
+def stick_breaking(stick_logits: Tensor, balanced: bool = True) -> Tensor:
+    """Breaks a stick of length 1 into one weight for each group, the nearest first.
+
+        s_g = σ(o_g − log(G−1−g)),    α_g = s_g ∏_{g'<g} (1 − s_g'),    the rest takes what is left
+
+    The nearer a group, the more it *may* take; how much it does take is up to its logit.
+
+    Args:
+        stick_logits: o (…, G−1), one logit for each group but the rest.
+        balanced: Subtract log(G−1−g), so that zero logits give uniform weights. Without it zero
+            logits give 1/2, 1/4, 1/8, …
+
+    Returns:
+        Weights (…, G), at least 0, that add up to 1.
+
+    >>> stick_breaking(torch.zeros(3))
+    tensor([0.2500, 0.2500, 0.2500, 0.2500])
+    >>> stick_breaking(torch.zeros(3), balanced=False)
+    tensor([0.5000, 0.2500, 0.1250, 0.1250])
+    """
+    sticks = stick_logits.shape[-1] if stick_logits.dim() else 0
+    if not stick_logits.is_floating_point() or sticks == 0:
+        raise ValueError(
+            "stick_logits must be floating-point (…, G−1), one logit for each group but the last; "
+            f"got shape={tuple(stick_logits.shape)}, {stick_logits.dtype=}"
+        )
+    if balanced:
+        remaining = [math.log(sticks - g) for g in range(sticks)]
+        stick_logits = stick_logits - torch.tensor(
+            remaining, dtype=stick_logits.dtype, device=stick_logits.device
+        )
+    log_left = F.logsigmoid(-stick_logits).cumsum(-1)  # log of the stick left after each break
+    log_before = F.pad(log_left, (1, 0))
+    return (log_before + F.pad(F.logsigmoid(stick_logits), (0, 1))).exp()
+
+
+def fixed_weights(num_groups: int) -> Tensor:
+    """Weights that nobody learns: 1/2, 1/4, 1/8, …, and the remainder for the rest.
+
+    >>> fixed_weights(4)
+    tensor([0.5000, 0.2500, 0.1250, 0.1250])
+    """
+    return stick_breaking(torch.zeros(num_groups - 1), balanced=False)
+
+
+def halt_group(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
+    """Where a ripple halts: the first group before which less than `threshold` is left.
+
+    Args:
+        weights: (…, G), adding up to 1.
+        threshold: τ in [0, 1].
+        tail: "share" as said; "printed" as in the paper, the first *after* which less is left.
+
+    Returns:
+        int64 (…), in 0 … G, where G means that it does not halt.
+    """
+    _check_halting(threshold, tail)
+    left = _left_before(weights)  # (…, G)
+    if tail == "printed":
+        left = F.pad(left[..., 1:], (0, 1))
+    return (left >= threshold).sum(-1)  # what is left only shrinks
+
+
+def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
+    """Merges the groups from the halting group on, which then share what is left of the stick.
+
+        α_g = (1 − Σ_{g'<r̂} α_g') / (G − r̂)    for g ≥ r̂
+
+    What is merged weighs less than `threshold` in all. r̂ is an index and has no gradient.
+
+    Args:
+        weights: (…, G), adding up to 1.
+        threshold: τ in [0, 1]; 0 changes nothing.
+        tail: "share" divides by the number of merged groups, so that the weights add up to 1;
+            "printed" takes both of the paper's formulas to the letter: it halts one group earlier,
+            with all of that group's weight, and divides by one more than there are.
+
+    Returns:
+        (…, G).
+    """
+    group = torch.arange(weights.shape[-1], device=weights.device)
+    halted_at = halt_group(weights, threshold, tail).unsqueeze(-1)  # (…, 1)
+    merged = group >= halted_at
+    left = (weights * merged).sum(-1, keepdim=True)
+    count = weights.shape[-1] - halted_at + (1 if tail == "printed" else 0)
+    return torch.where(merged, left / count.clamp(min=1), weights)
+
+
+class SpatialWeights(nn.Module):
+    """Spatial weights from values: o_g = ⟨P v + p, e_{n,g}⟩, broken as a stick and halted.
+
+    The projection is shared by the heads; each head and group has an embedding of its own.
+
+    Args:
+        value_dim: E, the width of a value.
+        num_heads: N.
+        num_groups: G.
+        kind: "stick-breaking"; "truncated", the same with the rest at 0 (local only); "softmax"
+            over G logits, which does not prefer the near; "fixed", 1/2, 1/4, … without parameters.
+        balanced: As in `stick_breaking`.
+        halt_threshold: τ of `halt`, for the two kinds that break sticks.
+        tail: As in `halt`.
+    """
+
+    weights: Tensor
+
+    def __init__(
+        self,
+        value_dim: int,
+        num_heads: int,
+        num_groups: int,
+        kind: WeightKind = "stick-breaking",
+        *,
+        balanced: bool = True,
+        halt_threshold: float = 0.001,
+        tail: Tail = "share",
+    ):
+        super().__init__()
+        if kind not in get_args(WeightKind):
+            raise ValueError(
+                f"the kind of spatial weights must be one of {get_args(WeightKind)}; got {kind!r}"
+            )
+        _check_halting(halt_threshold, tail)
+        self.kind = kind
+        self.balanced = balanced
+        self.halt_threshold = halt_threshold
+        self.tail: Tail = tail
+        self.num_groups = num_groups
+        if kind == "fixed":
+            self.register_buffer("weights", fixed_weights(num_groups), persistent=False)
+        else:
+            num_logits = num_groups if kind == "softmax" else num_groups - 1
+            self.proj = nn.Linear(value_dim, value_dim)
+            self.embedding = nn.Parameter(torch.empty(num_heads, num_logits, value_dim))
+            nn.init.trunc_normal_(self.embedding, std=0.02)
+
+    def forward(self, v: Tensor) -> Tensor:
+        """Values (B, H, W, N, E) → weights (B, H, W, N, G), in float32 or better."""
+        dtype = torch.promote_types(v.dtype, torch.float32)
+        if self.kind == "fixed":
+            return self.weights.to(dtype).expand(*v.shape[:-1], -1)
+        logits = torch.einsum("...ne,nge->...ng", self.proj(v), self.embedding).to(dtype)
+        if self.kind == "softmax":
+            return logits.softmax(-1)
+        weights = stick_breaking(logits, self.balanced)
+        weights = halt(weights, self.halt_threshold, self.tail)
+        if self.kind == "truncated":
+            weights = F.pad(weights[..., :-1], (0, 1))
+        return weights
+
+    def extra_repr(self) -> str:
+        return f"{self.num_groups} groups, kind={self.kind!r}, halt_threshold={self.halt_threshold}"
+
+
+def _left_before(weights: Tensor) -> Tensor:
+    """The stick left before each group, summed from the far end: never negative by rounding."""
+    return weights.flip(-1).cumsum(-1).flip(-1)
+
+
+def _check_halting(threshold: float, tail: str) -> None:
+    if not 0 <= threshold <= 1:
+        raise ValueError(f"the halting threshold must lie in [0, 1]; got {threshold=}")
+    if tail not in get_args(Tail):
+        raise ValueError(f"tail must be one of {get_args(Tail)}; got {tail=!r}")

@@ -1,0 +1,63 @@
+"""Random inputs of the operator, and how results are compared."""
+
+import torch
+from torch import Tensor
+
+from ripple_attention import Partition
+
+GRIDS = [(1, 1), (1, 7), (7, 5), (14, 14), (33, 20)]
+MASKS = ["none", "random", "image", "rows"]
+
+
+def make_inputs(
+    grid: tuple[int, int],
+    partition: Partition,
+    *,
+    batch: int = 2,
+    heads: int = 2,
+    features: int = 5,
+    value_dim: int = 3,
+    dtype: torch.dtype = torch.float64,
+    seed: int = 0,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """q, k, v, weights: features as after a ReLU, some of them dead, of one query all."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(channels: int) -> Tensor:
+        return torch.randn(batch, *grid, heads, channels, generator=generator, dtype=torch.float64)
+
+    q, k = randn(features).relu(), randn(features).relu()
+    q[..., 0], k[..., 1] = 0, 0
+    q[0, 0, 0, 0] = 0  # a query without a feature: its denominator is zero
+    weights = randn(partition.num_groups).softmax(-1)
+    return tuple(x.to(dtype) for x in (q, k, randn(value_dim), weights))
+
+
+def make_mask(kind: str, grid: tuple[int, int], batch: int = 2) -> Tensor | None:
+    if kind == "none":
+        return None
+    mask = torch.rand(batch, *grid, generator=torch.Generator().manual_seed(1)) < 0.4
+    if kind == "image":
+        mask[0] = True  # nothing to see in the first image
+    if kind == "rows":
+        mask[:, grid[0] // 2 :] = True  # as a detector pads: whole rows and columns
+        mask[:, :, (grid[1] + 1) // 2 :] = True
+    return mask
+
+
+def gradients(function, inputs: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """The output, and its gradients under a fixed random upstream gradient."""
+    leaves = tuple(x.detach().clone().requires_grad_() for x in inputs)
+    out = function(*leaves)
+    generator = torch.Generator().manual_seed(2)
+    upstream = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out)
+    return out.detach(), torch.autograd.grad(out, leaves, upstream)
+
+
+def relative_error(got: Tensor, expected: Tensor) -> float:
+    """‖got − expected‖ / ‖expected‖ in float64; absolute where the expected norm is below 1.
+
+    (A gradient may be zero but for rounding, as that of the only token's query.)
+    """
+    got, expected = got.detach().double(), expected.detach().double()
+    return float((got - expected).norm() / expected.norm().clamp(min=1))

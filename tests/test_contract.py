@@ -1,0 +1,238 @@
+"""What the operator promises around its numbers: refusals, types, compilation and export."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from inputs import gradients, make_inputs, relative_error
+from ripple_attention import (
+    Partition,
+    RippleAttention,
+    chebyshev,
+    choose_implementation,
+    linear_attention,
+    logarithmic,
+    ripple_attention,
+    ripple_softmax_attention,
+)
+
+PARTITION = chebyshev(3)
+ALL = ["naive", "table", "tiled"]
+
+
+@pytest.fixture
+def good():
+    q, k, v, weights = make_inputs((4, 5), PARTITION, dtype=torch.float32)
+    mask = torch.zeros(2, 4, 5, dtype=torch.bool)
+    return {"q": q, "k": k, "v": v, "spatial_weights": weights, "key_padding_mask": mask}
+
+
+BAD = {
+    "wrong rank": (lambda x: {"q": x["q"][0]}, "heads-last grids .*got q.shape=.*unflatten"),
+    "unequal grids": (lambda x: {"k": x["k"][:, :3]}, r"same shape .*got q.shape=.*k.shape=\(2, 3"),
+    "unequal heads": (lambda x: {"v": x["v"][..., :1, :]}, "batch, grid and heads .*got"),
+    "unequal widths": (lambda x: {"q": x["q"][..., :2]}, "same shape"),
+    "too few weights": (
+        lambda x: {"spatial_weights": x["spatial_weights"][..., :3]},
+        r"G=4 groups, so \(2, 4, 5, 2, 4\); got spatial_weights.shape=\(2, 4, 5, 2, 3\)",
+    ),
+    "integer tensors": (lambda x: {n: x[n].int() for n in "qkv"}, "floating-point.*got .*int32"),
+    "mixed types": (lambda x: {"q": x["q"].double()}, "one floating-point type.*torch.autocast"),
+    "weights of another type": (
+        lambda x: {"spatial_weights": x["spatial_weights"].double()},
+        "type of v or .*float32; got spatial_weights.dtype=torch.float64",
+    ),
+    "mask of another shape": (
+        lambda x: {"key_padding_mask": x["key_padding_mask"].flatten(1)},
+        r"must be bool \(B, H, W\) = \(2, 4, 5\).*got .*\(2, 20\)",
+    ),
+    "mask of another type": (
+        lambda x: {"key_padding_mask": x["key_padding_mask"].float()},
+        "must be bool .*got mask.dtype=torch.float32.*bool()",
+    ),
+    "not a partition": (lambda x: {"partition": 4}, "must be a Partition; got 4. Use chebyshev"),
+    "unknown implementation": (
+        lambda x: {"implementation": "cuda"},
+        "must be one of 'auto', 'naive', 'table', 'tiled'; got implementation='cuda'",
+    ),
+    "another device": (lambda x: {"q": x["q"].to("meta")}, "on one device; got"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_with_the_rule_and_what_came(case, good):
+    change, message = BAD[case]
+    arguments = {"partition": PARTITION, **good, **change(good)}
+    q, k, v, weights = (arguments.pop(name) for name in ("q", "k", "v", "spatial_weights"))
+    with pytest.raises(ValueError, match=message):
+        ripple_attention(q, k, v, weights, **arguments)
+
+
+@pytest.mark.parametrize("implementation", ["auto", *ALL])
+def test_good_input_is_taken(implementation, good):
+    q, k, v, weights, mask = good.values()
+    ripple_attention(
+        q, k, v, weights, partition=PARTITION, key_padding_mask=mask, implementation=implementation
+    )
+
+
+def test_the_other_operators_check_too(good):
+    q, k, v, weights, mask = good.values()
+    with pytest.raises(ValueError, match="same shape"):
+        linear_attention(q, k[:1], v)
+    with pytest.raises(ValueError, match="must be bool"):
+        linear_attention(q, k, v, key_padding_mask=mask.int())
+    with pytest.raises(ValueError, match="G=4 groups"):
+        ripple_softmax_attention(q, k, v, weights[..., 1:], partition=PARTITION)
+
+
+def test_auto_takes_tiles_for_small_reach_and_tables_for_few_wide_groups():
+    for side in (7, 14, 64, 256):
+        assert choose_implementation((side, side), 32, 32, chebyshev(4)) == "tiled"
+    assert choose_implementation((14, 14), 32, 32, logarithmic(14)) == "tiled"
+    assert choose_implementation((256, 256), 32, 32, logarithmic(128)) == "table"
+
+
+def test_auto_runs_what_it_chose(good):
+    q, k, v, weights, _ = good.values()
+    chosen = choose_implementation((4, 5), q.shape[-1], v.shape[-1], PARTITION)
+    run = lambda name: ripple_attention(q, k, v, weights, partition=PARTITION, implementation=name)
+    assert torch.equal(run("auto"), run(chosen))
+
+
+@pytest.mark.parametrize("implementation", ["table", "tiled"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_opcheck(implementation, dtype):
+    operator = getattr(torch.ops.ripple_attention, implementation)
+    inputs = make_inputs((3, 4), PARTITION, dtype=dtype, batch=1)
+    strided = torch.rand(1, 3, 4, 2, 2, 5).to(dtype).unbind(3)
+    for q, k in (inputs[:2], strided):
+        tensors = tuple(x.detach().requires_grad_() for x in (q, k, *inputs[2:]))
+        torch.library.opcheck(operator, (*tensors, list(PARTITION.radii)))
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_half_precision_is_summed_in_float32(implementation):
+    # 16,384 equal tokens: summed in bfloat16, a count stops growing at 256.
+    q = k = torch.ones(1, 128, 128, 1, 1, dtype=torch.bfloat16)
+    if implementation == "naive":
+        q = k = q[:, :16, :64]
+    v = torch.ones_like(q)
+    weights = torch.full((*q.shape[:4], 4), 0.25)
+    out = ripple_attention(q, k, v, weights, partition=PARTITION, implementation=implementation)
+    assert out.dtype == torch.bfloat16
+    torch.testing.assert_close(out, v)
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_autocast_gives_its_type_and_keeps_float32_sums(implementation):
+    inputs = make_inputs((8, 9), PARTITION, dtype=torch.float32, features=16, value_dim=8)
+    rounded = (*(x.bfloat16().double() for x in inputs[:3]), inputs[3].double())
+    expected = ripple_attention(*rounded, partition=PARTITION, implementation="naive")
+
+    def run(*tensors):
+        with torch.autocast("cpu", torch.bfloat16):
+            return ripple_attention(*tensors, partition=PARTITION, implementation=implementation)
+
+    out, grads = gradients(run, inputs)
+    assert out.dtype == torch.bfloat16
+    assert all(grad.dtype == torch.float32 for grad in grads)
+    assert relative_error(out, expected.bfloat16()) < 1e-3  # but for the rounding of the output
+    with torch.autocast("cpu", torch.bfloat16):
+        wide = tuple(x.double() for x in inputs)
+        assert ripple_attention(*wide, partition=PARTITION).dtype == torch.float64
+        assert linear_attention(*inputs[:3]).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("implementation", ["table", "tiled"])
+def test_backward_inside_autocast_keeps_float32_sums(implementation):
+    inputs = tuple(
+        x.requires_grad_() for x in make_inputs((8, 9), PARTITION, dtype=torch.float32, features=16)
+    )
+    run = lambda: ripple_attention(*inputs, partition=PARTITION, implementation=implementation)
+    expected = torch.autograd.grad(run().square().sum(), inputs)
+    out = run()
+    loss = out.square().sum()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = torch.autograd.grad(loss, inputs)
+    for ours, reference in zip(got, expected, strict=True):
+        assert torch.equal(ours, reference)
+
+
+class Layer(torch.nn.Module):
+    """Linear → ripple attention on a padded grid, as a model would have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = RippleAttention(24, num_heads=2, max_distance=3)
+
+    def forward(self, x, mask):
+        return self.attention(F.layer_norm(x, x.shape[-1:]), key_padding_mask=mask)
+
+
+@pytest.fixture
+def layer_inputs():
+    torch.manual_seed(0)
+    mask = torch.zeros(3, 9, 21, dtype=torch.bool)
+    mask[0, 6:], mask[2, :, 15:] = True, True
+    return Layer().eval(), torch.randn(3, 9, 21, 24), mask
+
+
+@pytest.mark.parametrize("implementation", ["tiled", "table", "naive"])
+def test_compiles_without_a_graph_break(implementation, layer_inputs):
+    layer, x, mask = layer_inputs
+    layer.attention.implementation = implementation
+    layer.train()
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    parameters = tuple(layer.parameters())
+    for batch in (3, 2):
+        expected = layer(x[:batch], mask[:batch])
+        got = compiled(x[:batch], mask[:batch])
+        assert relative_error(got, expected) < 1e-5
+        ours = torch.autograd.grad(got.square().sum(), parameters)
+        reference = torch.autograd.grad(expected.square().sum(), parameters)
+        for grad, expected_grad in zip(ours, reference, strict=True):
+            assert relative_error(grad, expected_grad) < 1e-5
+
+
+def test_compiles_with_inductor_under_autocast(layer_inputs):
+    layer, x, mask = layer_inputs
+    torch._dynamo.reset()
+    compiled = torch.compile(layer, fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_error(compiled(x, mask), layer(x, mask)) < 2e-2
+    assert relative_error(compiled(x, mask), layer(x, mask)) < 1e-5
+
+
+def test_exports_with_a_dynamic_batch(layer_inputs):
+    layer, x, mask = layer_inputs
+    batch = torch.export.Dim("batch")
+    program = torch.export.export(layer, (x, mask), dynamic_shapes=({0: batch}, {0: batch}))
+    assert "ripple_attention::" not in re.sub(r"#.*", "", str(program.graph))  # plain operations
+    assert relative_error(program.module()(x[:2], mask[:2]), layer(x[:2], mask[:2])) < 1e-6
+
+
+def test_exports_to_onnx_with_a_dynamic_batch(layer_inputs, tmp_path):
+    onnxruntime = pytest.importorskip("onnxruntime")
+    layer, x, mask = layer_inputs
+    batch = torch.export.Dim("batch")
+    path = tmp_path / "layer.onnx"
+    torch.onnx.export(
+        layer, (x, mask), path, dynamo=True, verbose=False, input_names=["x", "mask"],
+        dynamic_shapes=({0: batch}, {0: batch}),
+    )  # fmt: skip
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for size in (1, 3):
+        (got,) = session.run(None, {"x": x[:size].numpy(), "mask": mask[:size].numpy()})
+        expected = layer(x[:size], mask[:size])
+        assert relative_error(torch.from_numpy(got), expected) < 1e-5
+
+
+def test_a_partition_made_by_hand_runs(good):
+    q, k, v, _, _ = good.values()
+    weights = torch.rand(2, 4, 5, 2, 3)
+    out = ripple_attention(q, k, v, weights, partition=Partition((1, 3)))
+    assert out.shape == v.shape

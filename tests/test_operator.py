@@ -1,0 +1,335 @@
+"""Every algorithm against the definition, and the definition against a loop a reader can check."""
+
+import pytest
+import torch
+
+from inputs import GRIDS, MASKS, gradients, make_inputs, make_mask, relative_error
+from ripple_attention import (
+    Partition,
+    chebyshev,
+    dense,
+    linear_attention,
+    logarithmic,
+    ripple_attention,
+    ripple_softmax_attention,
+)
+from ripple_attention.ops import table, tiled
+
+FAST = ["table", "tiled"]
+PARTITIONS = [
+    chebyshev(1),
+    chebyshev(4),
+    chebyshev(9),
+    chebyshev(60),
+    logarithmic(3),
+    logarithmic(40),
+]
+PARTITIONS += [Partition((2,)), Partition((1, 5))]
+
+
+def run(implementation, partition, mask=None):
+    def function(q, k, v, weights):
+        return ripple_attention(
+            q, k, v, weights,
+            partition=partition, key_padding_mask=mask, implementation=implementation,
+        )  # fmt: skip
+
+    return function
+
+
+def loop(q, k, v, weights, partition, mask):
+    """Ripple attention one pair of tokens at a time."""
+    B, H, W, N, _ = q.shape
+    out = torch.zeros_like(v)
+    for b in range(B):
+        for n in range(N):
+            for i in range(H * W):
+                row, column = divmod(i, W)
+                numerator, denominator = torch.zeros_like(v[0, 0, 0, 0]), 0.0
+                for j in range(H * W):
+                    key_row, key_column = divmod(j, W)
+                    if mask is not None and mask[b, key_row, key_column]:
+                        continue
+                    distance = max(abs(row - key_row), abs(column - key_column))
+                    group = sum(radius < distance for radius in partition.radii)
+                    similarity = q[b, row, column, n] @ k[b, key_row, key_column, n]
+                    pair = weights[b, row, column, n, group] * similarity
+                    numerator = numerator + pair * v[b, key_row, key_column, n]
+                    denominator = denominator + pair
+                if denominator != 0:
+                    out[b, row, column, n] = numerator / denominator
+    return out
+
+
+@pytest.mark.parametrize("mask_kind", MASKS)
+@pytest.mark.parametrize("grid", [(1, 1), (1, 7), (5, 4)])
+@pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(3), logarithmic(3), chebyshev(20)])
+def test_naive_matches_a_loop_over_tokens(partition, grid, mask_kind):
+    inputs, mask = make_inputs(grid, partition), make_mask(mask_kind, grid)
+    expected = loop(*inputs, partition, mask)
+    assert relative_error(run("naive", partition, mask)(*inputs), expected) < 1e-13
+
+
+@pytest.mark.parametrize("mask_kind", MASKS)
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: f"radii{len(p.radii)}to{p.reach}")
+@pytest.mark.parametrize("implementation", FAST)
+def test_matches_naive_in_float64(implementation, partition, grid, mask_kind):
+    inputs, mask = make_inputs(grid, partition), make_mask(mask_kind, grid)
+    expected = gradients(run("naive", partition, mask), inputs)
+    got = gradients(run(implementation, partition, mask), inputs)
+    for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+        assert relative_error(ours, reference) <= 1e-10
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("partition", [chebyshev(4), chebyshev(60), logarithmic(9)])
+def test_tiled_error_is_within_twice_naives_at_the_same_precision(partition, grid, dtype):
+    inputs = make_inputs(grid, partition, dtype=dtype, features=16, value_dim=8)
+    exact = gradients(run("naive", partition), tuple(x.double() for x in inputs))
+    naive = gradients(run("naive", partition), inputs)
+    tiled = gradients(run("tiled", partition), inputs)
+    rounding = torch.finfo(dtype).eps
+    for ours, theirs, reference in zip(
+        (tiled[0], *tiled[1]), (naive[0], *naive[1]), (exact[0], *exact[1]), strict=True
+    ):
+        assert ours.dtype == dtype
+        assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
+@pytest.mark.parametrize("grid", GRIDS[1:])  # a lone token's gradients are nothing but rounding
+@pytest.mark.parametrize("partition", [chebyshev(4), chebyshev(60), logarithmic(9)])
+def test_table_matches_naive_in_float32(partition, grid):
+    inputs = make_inputs(grid, partition, dtype=torch.float32, features=16, value_dim=8)
+    exact = gradients(run("naive", partition), tuple(x.double() for x in inputs))
+    got = gradients(run("table", partition), inputs)
+    for ours, reference in zip((got[0], *got[1]), (exact[0], *exact[1]), strict=True):
+        assert relative_error(ours, reference) <= 2e-6
+
+
+@pytest.mark.parametrize("partition", [chebyshev(2), logarithmic(2), chebyshev(9)])
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_operator_passes_gradcheck(implementation, partition):
+    inputs = make_inputs((3, 4), partition, batch=1, features=3, value_dim=2)
+    q, k, v, weights = (x.requires_grad_() for x in (inputs[0] + 0.1, inputs[1] + 0.1, *inputs[2:]))
+    mask = torch.zeros(1, 3, 4, dtype=torch.bool)
+    mask[0, 1:, 3] = True
+    assert torch.autograd.gradcheck(run(implementation, partition, mask), (q, k, v, weights))
+
+
+def test_linear_attention_passes_gradcheck():
+    q, k, v, _ = (x.abs() + 0.1 for x in make_inputs((2, 3), chebyshev(1), batch=1))
+    leaves = tuple(x.requires_grad_() for x in (q, k, v))
+    assert torch.autograd.gradcheck(linear_attention, leaves)
+
+
+def test_ripple_softmax_passes_gradcheck():
+    partition = chebyshev(2)
+    inputs = tuple(x.requires_grad_() for x in make_inputs((2, 3), partition, batch=1))
+    mask = torch.zeros(1, 2, 3, dtype=torch.bool)
+    mask[0, 1, 2] = True
+    assert torch.autograd.gradcheck(
+        lambda *x: ripple_softmax_attention(*x, partition=partition, key_padding_mask=mask), inputs
+    )
+
+
+def test_ripple_softmax_is_softmax_with_the_bias_log_alpha():
+    partition, (H, W) = chebyshev(3), (4, 5)
+    q, k, v, weights = make_inputs((H, W), partition, features=6)
+    mask = make_mask("random", (H, W))
+    bias = weights.flatten(1, 2).transpose(1, 2).log()  # (B, N, L, G)
+    groups = partition.pair_groups((H, W))
+    bias = bias.gather(-1, groups.expand(2, 2, -1, -1))
+    bias = bias.masked_fill(mask.flatten(1)[:, None, None], -torch.inf)
+    heads_first = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(*heads_first, attn_mask=bias)
+    got = ripple_softmax_attention(q, k, v, weights, partition=partition, key_padding_mask=mask)
+    assert relative_error(got.flatten(1, 2).transpose(1, 2), expected) < 1e-12
+
+
+def test_ripple_softmax_of_a_group_without_weight_does_not_see_it():
+    partition = chebyshev(2)
+    q, k, v, weights = make_inputs((1, 5), partition)
+    weights = torch.zeros_like(weights)
+    weights[..., 0] = 1
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    out = ripple_softmax_attention(*leaves, partition=partition)
+    torch.testing.assert_close(out, v)
+    assert all(x.isfinite().all() for x in torch.autograd.grad(out.square().sum(), leaves))
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_a_zero_denominator_gives_zeros_forward_and_backward(implementation):
+    partition = chebyshev(2)
+    q, k, v, weights = make_inputs((4, 5), partition)
+    q[:, 1] = 0
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    out = run(implementation, partition)(*leaves)
+    assert (out[:, 1] == 0).all()
+    grads = torch.autograd.grad(out.sum(), leaves)
+    assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[0][:, 1] == 0).all() and (grads[3][:, 1] == 0).all()
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_weight_on_empty_groups_alone_gives_zeros(implementation, dtype):
+    # Rings 3, 4 and the rest lie outside a 3×3 grid: rounding must not make something of nothing.
+    partition = chebyshev(5)
+    q, k, v, weights = make_inputs((3, 3), partition, dtype=dtype)
+    weights = torch.zeros_like(weights)
+    weights[..., 3:] = 1 / 3
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    out = run(implementation, partition)(*leaves)
+    assert (out == 0).all()
+    assert all((grad == 0).all() for grad in torch.autograd.grad(out.sum(), leaves))
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_a_rest_that_is_all_padding_gives_zeros(implementation):
+    partition = chebyshev(2)
+    q, k, v, weights = make_inputs((9, 9), partition, dtype=torch.float32)
+    mask = torch.ones(2, 9, 9, dtype=torch.bool)
+    mask[:, 4, 4] = False
+    weights = torch.zeros_like(weights)
+    weights[..., -1] = 1
+    out = run(implementation, partition, mask)(q, k, v, weights)
+    assert (out[:, 3:6, 3:6] == 0).all()  # these have the only key within their boxes
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_a_distance_beyond_the_grid_equals_the_dense_partition(implementation):
+    grid = (5, 6)
+    q, k, v, weights = make_inputs(grid, chebyshev(20))
+    narrow = weights[..., :6]
+    expected = run("naive", dense(grid))(q, k, v, narrow)
+    assert relative_error(run(implementation, chebyshev(20))(q, k, v, weights), expected) < 1e-12
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_the_smallest_distance_weighs_self_against_all_others(implementation):
+    partition = chebyshev(1)
+    q, k, v, weights = make_inputs((3, 4), partition)
+    everything = torch.einsum("bhwnm,bxynm,bxyne->bhwne", q, k, v)
+    own = torch.einsum("bhwnm,bhwnm,bhwne->bhwne", q, k, v)
+    norm = torch.einsum("bhwnm,bxynm->bhwn", q, k).unsqueeze(-1)
+    own_norm = (q * k).sum(-1, keepdim=True)
+    near, rest = weights[..., :1], weights[..., 1:]
+    numerator = near * own + rest * (everything - own)
+    denominator = near * own_norm + rest * (norm - own_norm)
+    expected = torch.where(denominator > 0, numerator / denominator, 0)
+    assert relative_error(run(implementation, partition)(q, k, v, weights), expected) < 1e-12
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_padded_tokens_are_ignored_even_when_they_are_not_numbers(implementation):
+    partition, grid = chebyshev(2), (6, 5)
+    q, k, v, weights = make_inputs(grid, partition)
+    mask = make_mask("rows", grid)
+    clean = gradients(run(implementation, partition, mask), (q, k, v, weights))
+    k, v = k.clone(), v.clone()
+    k[mask], v[mask] = torch.nan, torch.inf
+    dirty = gradients(run(implementation, partition, mask), (q, k, v, weights))
+    assert torch.equal(clean[0], dirty[0])
+    assert all(torch.equal(a, b) for a, b in zip(clean[1], dirty[1], strict=True))
+    assert (dirty[1][1][mask] == 0).all() and (dirty[1][2][mask] == 0).all()
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_padding_a_grid_changes_nothing_inside(implementation):
+    partition = chebyshev(3)
+    small = make_inputs((7, 5), partition)
+    alone = run(implementation, partition)(*small)
+    large = tuple(torch.full((2, 12, 11, *x.shape[3:]), 7.0, dtype=x.dtype) for x in small)
+    for canvas, x in zip(large, small, strict=True):
+        canvas[:, :7, :5] = x
+    mask = torch.ones(2, 12, 11, dtype=torch.bool)
+    mask[:, :7, :5] = False
+    together = run(implementation, partition, mask)(*large)[:, :7, :5]
+    assert relative_error(together, alone) < 1e-12
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_nan_stays_where_it_belongs(implementation):
+    partition = chebyshev(2)
+    q, k, v, weights = make_inputs((9, 30), partition, batch=2)
+    q[0, 2, 3, 1] = torch.nan  # one query of one head
+    weights[0, 4, 4, 0] = torch.nan
+    v[1, 0, 0, 0] = torch.nan  # a value that all of its head sees
+    broken = run(implementation, partition)(q, k, v, weights).isnan().any(-1)
+    expected = torch.zeros_like(broken)
+    expected[0, 2, 3, 1] = expected[0, 4, 4, 0] = True
+    expected[1, :, :, 0] = True
+    assert torch.equal(broken | (q == 0).all(-1), expected | (q == 0).all(-1))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "naive", *FAST])
+@pytest.mark.parametrize("shape", [(0, 4, 5, 2), (2, 0, 5, 2), (2, 4, 5, 0)])
+def test_empty_batches_grids_and_heads_give_empty_results(implementation, shape):
+    q, k = torch.rand(2, *shape, 6, requires_grad=True)
+    v = torch.rand(*shape, 3, requires_grad=True)
+    weights = torch.rand(*shape, 5, requires_grad=True)
+    out = run(implementation, chebyshev(4))(q, k, v, weights)
+    assert out.shape == v.shape
+    out.sum().backward()
+    assert v.grad.shape == v.shape
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_strided_views_give_the_same_result(implementation):
+    partition, grid = chebyshev(3), (5, 9)
+    qkv = torch.rand(2, *grid, 3, 2, 6, dtype=torch.float64)
+    q, k, v = qkv.unbind(3)
+    weights = torch.rand(2, 2, *grid, 4, dtype=torch.float64).permute(0, 2, 3, 1, 4)
+    assert not any(x.is_contiguous() for x in (q, k, v, weights))
+    inputs = (q, k, v, weights)
+    strided = run(implementation, partition)(*inputs)
+    contiguous = run(implementation, partition)(*(x.contiguous() for x in inputs))
+    assert torch.equal(strided, contiguous)
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_expanded_weights_get_their_full_gradient(implementation):
+    partition, grid = chebyshev(3), (4, 6)
+    q, k, v, _ = make_inputs(grid, partition)
+    row = torch.rand(4, dtype=torch.float64, requires_grad=True)
+
+    def gradient(name):
+        out = run(name, partition)(q, k, v, row.expand(2, *grid, 2, 4))
+        return torch.autograd.grad(out.square().sum(), row)[0]
+
+    assert relative_error(gradient(implementation), gradient("naive")) < 1e-12
+
+
+@pytest.mark.parametrize("budget", [1, 300, 10**9])
+def test_the_size_of_the_parts_does_not_matter(budget, monkeypatch):
+    partition, grid = chebyshev(4), (13, 29)
+    inputs = make_inputs(grid, partition, batch=3)
+    expected = gradients(run("naive", partition), inputs)
+    monkeypatch.setattr(table, "TABLE_NUMBERS", budget)
+    monkeypatch.setattr(tiled, "PAIRS_ON_CPU", budget)
+    for implementation in FAST:
+        got = gradients(run(implementation, partition), inputs)
+        for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+            assert relative_error(ours, reference) < 1e-12
+
+
+def test_memory_kept_for_the_backward_pass_does_not_grow_with_the_distance():
+    def kept(implementation, max_distance):
+        partition = chebyshev(max_distance)
+        inputs = tuple(x.requires_grad_() for x in make_inputs((14, 14), partition))
+        bytes_kept = 0
+
+        def count(tensor):
+            nonlocal bytes_kept
+            if tensor.data_ptr() != inputs[3].data_ptr():  # the weights are the caller's
+                bytes_kept += tensor.nbytes
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda x: x):
+            run(implementation, partition)(*inputs)
+        return bytes_kept
+
+    for implementation in FAST:
+        assert kept(implementation, 2) == kept(implementation, 6) > 0
