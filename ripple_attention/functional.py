@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ripple_attention.ops.common import (
@@ -13,7 +14,7 @@ from ripple_attention.ops.common import (
 )
 from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
-from ripple_attention.ops.table import table_backward, table_forward
+from ripple_attention.ops.table import box_sums, table_backward, table_forward
 from ripple_attention.ops.tiled import strips, tiled_backward, tiled_export, tiled_forward
 from ripple_attention.partition import Partition
 
@@ -76,7 +77,7 @@ def ripple_attention(
         _, H, W, _, M = q.shape
         implementation = choose_implementation((H, W), M, v.shape[-1], partition)
     if implementation != "naive":
-        spatial_weights = _drop_empty_rest(spatial_weights, partition, key_padding_mask)
+        spatial_weights = _drop_empty_groups(spatial_weights, partition, key_padding_mask)
     operator = IMPLEMENTATIONS[implementation]
     if torch.compiler.is_exporting() and implementation != "naive":
         operator = tiled_export  # plain operations: the exported graph runs without this package
@@ -186,36 +187,26 @@ def _without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor
     return k.masked_fill(padded, 0), v.masked_fill(padded, 0)
 
 
-def _drop_empty_rest(
+def _drop_empty_groups(
     spatial_weights: Tensor, partition: Partition, key_padding_mask: Tensor | None
 ) -> Tensor:
-    """Sets the rest's weight to 0 for queries that have no key outside the last box.
+    """Sets the weight of a group to 0 for queries that have no key in it.
 
-    It changes nothing in exact arithmetic. In floating point it spares small or mostly padded grids
-    the difference between the whole and the boxes, which is then nothing but rounding.
+    It changes nothing in exact arithmetic. In floating point it spares small or padded grids the
+    difference of two equal sums, which is nothing but rounding.
     """
-    H, W, G = (spatial_weights.shape[dim] for dim in (1, 2, 4))
-    device = spatial_weights.device
-    rows, columns = torch.arange(H, device=device), torch.arange(W, device=device)
+    _, H, W, _, _ = spatial_weights.shape
     if key_padding_mask is None:
         if partition.reach < max(H // 2, W // 2):
-            return spatial_weights  # even from the middle some token is out of reach
-        far_down = torch.maximum(rows, H - 1 - rows)[:, None]
-        far_across = torch.maximum(columns, W - 1 - columns)
+            return spatial_weights  # even from the middle, some token is in each group
+        keys = torch.ones(1, H, W, dtype=torch.int64, device=spatial_weights.device)
     else:
-        far_down = _farthest(~key_padding_mask.all(2), rows)[:, :, None]  # (B, H, 1)
-        far_across = _farthest(~key_padding_mask.all(1), columns)[:, None, :]  # (B, 1, W)
-    empty = torch.maximum(far_down, far_across) <= partition.reach  # ([B,] H, W)
-    last = torch.arange(G, device=device) == G - 1
-    return spatial_weights.masked_fill(empty[..., None, None] & last, 0)
-
-
-def _farthest(occupied: Tensor, positions: Tensor) -> Tensor:
-    """For each position, the distance to the farthest occupied one: (B, size) → (B, size)."""
-    size = positions.shape[0]
-    first = torch.where(occupied, positions, size).amin(1, keepdim=True)
-    last = torch.where(occupied, positions, -1).amax(1, keepdim=True)
-    return torch.maximum(positions - first, last - positions)
+        keys = (~key_padding_mask).long()
+    table = F.pad(keys.cumsum(1).cumsum(2), (1, 0, 1, 0))[..., None, None]
+    boxes = [box_sums(table, radius)[..., 0] for radius in partition.radii]  # each ([B,] H, W, 1)
+    everything = table[:, -1:, -1:, 0].expand_as(boxes[0])
+    counts = torch.cat([*boxes, everything], -1).diff(dim=-1, prepend=torch.zeros_like(boxes[0]))
+    return spatial_weights.masked_fill((counts == 0).unsqueeze(3), 0)
 
 
 def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:

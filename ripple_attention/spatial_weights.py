@@ -68,10 +68,10 @@ def halt_group(weights: Tensor, threshold: float, tail: Tail = "share") -> Tenso
         int64 (…), in 0 … G, where G means that it does not halt.
     """
     _check_halting(threshold, tail)
-    left = _left_before(weights)  # (…, G)
+    left = _left_before(weights)  # (…, G), never growing from group to group
     if tail == "printed":
-        left = F.pad(left[..., 1:], (0, 1))
-    return (left >= threshold).sum(-1)  # what is left only shrinks
+        return (F.pad(left[..., 1:], (0, 1)) >= threshold).sum(-1)
+    return (left >= threshold).sum(-1).clamp(min=1)  # before group 0 the stick is whole
 
 
 def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:

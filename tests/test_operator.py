@@ -199,6 +199,29 @@ def test_a_rest_that_is_all_padding_gives_zeros(implementation):
 
 
 @pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_queries_that_see_padding_alone_give_zeros(implementation):
+    partition = chebyshev(3)
+    q, k, v, weights = make_inputs((32, 32), partition, dtype=torch.float32)
+    mask = torch.zeros(2, 32, 32, dtype=torch.bool)
+    mask[:, 10:20, 10:20] = True
+    weights[..., -1] = 0  # local only: the middle of the padding sees nothing
+    out = run(implementation, partition, mask)(q, k, v, weights)
+    assert (out[:, 12:18, 12:18] == 0).all()
+
+
+@pytest.mark.parametrize("implementation", FAST)
+def test_weight_spent_on_an_empty_ring_does_not_blur_the_rest(implementation):
+    partition = chebyshev(8)
+    inputs = make_inputs((3, 3), partition, dtype=torch.float32)
+    inputs[3][:] = 1e-6 * inputs[3]
+    inputs[3][..., 5] = 1  # no token of a 3×3 grid is 5 away
+    exact = gradients(run("naive", partition), tuple(x.double() for x in inputs))
+    got = gradients(run(implementation, partition), inputs)
+    for ours, reference in zip((got[0], *got[1]), (exact[0], *exact[1]), strict=True):
+        assert relative_error(ours, reference) < 1e-5
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
 def test_a_distance_beyond_the_grid_equals_the_dense_partition(implementation):
     grid = (5, 6)
     q, k, v, weights = make_inputs(grid, chebyshev(20))

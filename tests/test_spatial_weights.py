@@ -84,6 +84,7 @@ def test_a_threshold_above_everything_makes_weights_uniform():
     weights = torch.tensor([0.5, 0.3, 0.2])
     assert halt_group(weights, 1.0) == 1  # all of the stick is left before group 0: 1 < 1 is false
     torch.testing.assert_close(halt(weights, 1.0), torch.tensor([0.5, 0.25, 0.25]))
+    assert (halt_group(torch.rand(1000, 7).softmax(-1), 1.0) == 1).all()  # whatever they round to
 
 
 @pytest.mark.parametrize("balanced", [True, False])

@@ -50,7 +50,7 @@ def parts(v: Tensor, numbers_per_head: int, budget: int) -> Iterator[tuple[slice
         Indices for the first four dimensions.
     """
     batch, heads = v.shape[0], v.shape[3]
-    fitting = max(1, budget // numbers_per_head)
+    fitting = max(1, budget // max(1, numbers_per_head))
     images, heads_at_once = max(1, fitting // heads), min(heads, fitting)
     for b in range(0, batch, images):
         for n in range(0, heads, heads_at_once):

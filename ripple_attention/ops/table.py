@@ -12,7 +12,7 @@ from torch import Tensor
 from ripple_attention.ops.common import accumulation_dtype, parts, safe_inverse
 
 # Numbers in one table at a time: whole images while they are small, single heads when they are not.
-TABLE_NUMBERS = 2**22
+TABLE_NUMBERS = 2**20
 
 
 def table_forward(

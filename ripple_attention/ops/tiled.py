@@ -3,8 +3,9 @@
 A query's weights are its weight for the rest, spread over the whole grid, plus a correction inside
 the last box (docs/algorithm.md, "Near and far"). The far part needs one M×E matrix for the image.
 The near part takes the queries in strips of rows, cut into tiles of columns; each tile meets its
-halo of keys in two small matrix products. No M×E state per token, no summed-area table, and nothing
-kept for the backward pass but the inputs, the output and the denominator.
+halo of keys in two small matrix products. Where the halo is the whole grid, there is no far part.
+No M×E state per token, no summed-area table, and nothing kept for the backward pass but the inputs,
+the output and the denominator.
 """
 
 from collections.abc import Iterator
@@ -18,13 +19,15 @@ from ripple_attention.ops.common import accumulation_dtype, parts, safe_inverse
 from ripple_attention.partition import Partition
 
 # Small tiles waste little of their halo and still fill a matrix product; multiples of 4 need no
-# padding on most grids. A side at most twice as long as a tile with its halo is not cut.
+# padding on most grids. A side of at most twice a tile and the reach is not worth cutting.
 TILE_ROWS = 8
 TILE_COLUMNS = 4
 
 # Query-key pairs in flight: about one L2 cache on a CPU, enough to fill the machine elsewhere.
 PAIRS_ON_CPU = 2**21
 PAIRS_ELSEWHERE = 2**26
+
+FEW_GROUPS = 16
 
 
 @dataclass(frozen=True)
@@ -161,15 +164,19 @@ def _attend(
 ) -> Iterator[tuple[Strip, Tensor, Tensor]]:
     """Output and denominator of a few heads, strip by strip, in the type of the sums."""
     heads = v.shape[3]
-    state = _far_state(k, v)  # (B·N, M, E+1)
+    state = None if _sees_all(cuts, v) else _far_state(k, v)  # (B·N, M, E+1)
     for strip, groups in _with_groups(cuts, partition, v.device):
         queries = strip.query_tiles(q)
         weights = strip.query_tiles(spatial_weights)  # (B·N·tiles, rows·tile, G)
+        rest = weights[..., -1:]
         pairs = torch.bmm(queries, strip.key_tiles(k).mT)
-        pairs *= _near_weights(weights, groups)
-        far = _by_tile(_by_head(weights[..., -1:] * queries, strip) @ state, strip)
-        numerator = torch.bmm(pairs, strip.key_tiles(v)) + far[..., :-1]
-        denominator = pairs.sum(-1, keepdim=True) + far[..., -1:]
+        pairs *= _pair_weights(weights if state is None else weights - rest, groups)
+        numerator = torch.bmm(pairs, strip.key_tiles(v))
+        denominator = pairs.sum(-1, keepdim=True)
+        if state is not None:
+            far = _by_tile(_by_head(rest * queries, strip) @ state, strip)
+            numerator += far[..., :-1]
+            denominator += far[..., -1:]
         out = strip.untile_queries(numerator * safe_inverse(denominator), heads)
         yield strip, out, strip.untile_queries(denominator, heads).squeeze(-1)
 
@@ -204,6 +211,7 @@ def _write_gradients(
     """
     grad, q, k, v, spatial_weights, out, denominator = given
     B, H, W, N, E = v.shape
+    sees_all = _sees_all(cuts, v)
     state = _far_state(k, v)  # (B·N, M, E+1)
     far_grad = torch.zeros_like(state)
     near_k = state.new_zeros(B * N, H, cuts[0].padded_width, k.shape[-1])
@@ -215,24 +223,26 @@ def _write_gradients(
         y = strip.query_tiles(grad) * strip.query_tiles(inverse)
         c = -(y * strip.query_tiles(out)).sum(-1, keepdim=True)
 
-        near = _near_weights(weights, groups)
+        rest = weights[..., -1:]
+        near = _pair_weights(weights if sees_all else weights - rest, groups)
         similarity = torch.bmm(queries, keys.mT)  # (B·N·tiles, rows·tile, key rows·halo)
         pull = torch.bmm(y, values.mT).add_(c)
-        grad_near = _sum_by_group(similarity * pull, groups, partition.num_groups - 1)
+        by_group = _sum_by_group(similarity * pull, groups, partition.num_groups)
         similarity *= near
         pull *= near
         strip.add_key_tiles(near_k, torch.bmm(pull.mT, queries))
         strip.add_key_tiles(near_v, torch.bmm(similarity.mT, y))
 
-        rest = weights[..., -1:]
-        y_and_c = _by_head(torch.cat([y, c], -1), strip)  # (B·N, tiles·rows·tile, E+1)
-        far_pull = _by_tile(y_and_c @ state.mT, strip)  # (B·N·tiles, rows·tile, M)
-        far_grad.baddbmm_(_by_head(rest * queries, strip).mT, y_and_c)
-        grad_q = torch.bmm(pull, keys).addcmul_(rest, far_pull)
-        grad_rest = (queries * far_pull).sum(-1, keepdim=True) - grad_near.sum(-1, keepdim=True)
+        grad_q = torch.bmm(pull, keys)
+        if not sees_all:
+            y_and_c = _by_head(torch.cat([y, c], -1), strip)  # (B·N, tiles·rows·tile, E+1)
+            far_pull = _by_tile(y_and_c @ state.mT, strip)  # (B·N·tiles, rows·tile, M)
+            far_grad.baddbmm_(_by_head(rest * queries, strip).mT, y_and_c)
+            grad_q.addcmul_(rest, far_pull)
+            near_groups = by_group[..., :-1].sum(-1)
+            by_group[..., -1] = (queries * far_pull).sum(-1) - near_groups
         grads[0][:, strip.rows] = strip.untile_queries(grad_q, N)
-        grads[3][:, strip.rows, ..., :-1] = strip.untile_queries(grad_near, N)
-        grads[3][:, strip.rows, ..., -1:] = strip.untile_queries(grad_rest, N)
+        grads[3][:, strip.rows] = strip.untile_queries(by_group, N)
 
     columns = slice(cuts[0].padding, cuts[0].padding + W)
     for rows in (strip.rows for strip in cuts):
@@ -267,14 +277,21 @@ def _far_state(k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([keys.mT @ values, keys.sum(1).unsqueeze(-1)], -1)
 
 
-def _near_weights(weights: Tensor, groups: Tensor) -> Tensor:
-    """α_g − α_rest of each pair: zero outside the last box."""
-    beyond_rest = weights - weights[..., -1:]
-    return beyond_rest.gather(-1, groups.expand(weights.shape[0], -1, -1))
+def _sees_all(cuts: list[Strip], v: Tensor) -> bool:
+    """Whether every tile meets every key: then all groups are near and there is no far part."""
+    return cuts[0].tiles == 1 and all(cut.shape[1] == v.shape[1] for cut in cuts)
+
+
+def _pair_weights(weights: Tensor, groups: Tensor) -> Tensor:
+    """The weight of each pair of a tile: (batch, queries, G) → (batch, queries, keys)."""
+    return weights.gather(-1, groups.expand(weights.shape[0], -1, -1))
 
 
 def _sum_by_group(pairs: Tensor, groups: Tensor, num_groups: int) -> Tensor:
-    """(batch, queries, keys) → (batch, queries, num_groups), as a product with a one-hot matrix."""
+    """(batch, queries, keys) → (batch, queries, G): for few groups, by a one-hot matrix."""
+    if num_groups > FEW_GROUPS:
+        sums = pairs.new_zeros(*pairs.shape[:2], num_groups)
+        return sums.scatter_add_(-1, groups.expand_as(pairs), pairs)
     members = groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device).unsqueeze(-1)
     sums = torch.bmm(members.to(pairs.dtype), pairs.permute(1, 2, 0))  # (queries, groups, batch)
     return sums.permute(2, 0, 1)

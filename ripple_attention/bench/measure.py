@@ -1,0 +1,115 @@
+"""How things are measured: time, peak memory, and what they ran on."""
+
+import os
+import platform
+import re
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+Step = Callable[[], object]
+
+
+def seconds(step: Step, device: torch.device) -> float:
+    """The wall-clock time of one step, finished on the device too."""
+    _synchronize(device)
+    start = time.perf_counter()
+    step()
+    _synchronize(device)
+    return time.perf_counter() - start
+
+
+def interleaved_seconds(
+    steps: dict[str, Step], device: torch.device, rounds: int, patience: float
+) -> dict[str, list[float]]:
+    """Times of several steps, taken in turns so that a noisy neighbour disturbs them all alike.
+
+    Args:
+        steps: What to time, by name.
+        device: Where it runs.
+        rounds: Samples of each.
+        patience: Seconds after which a step gets no further sample (it always gets one).
+    """
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    spent = dict.fromkeys(steps, 0.0)
+    for _ in range(rounds):
+        for name, step in steps.items():
+            if spent[name] < patience:
+                start = time.perf_counter()
+                samples[name].append(_turn(step, device))
+                spent[name] += time.perf_counter() - start
+    return samples
+
+
+def _turn(step: Step, device: torch.device, at_least: float = 0.2) -> float:
+    """The median of a few runs in a row, the first left out: it finds caches of another's data."""
+    first = seconds(step, device)
+    runs = [seconds(step, device)]
+    while sum(runs) + first < at_least:
+        runs.append(seconds(step, device))
+    return statistics.median(runs)
+
+
+def peak_bytes(step: Step, device: torch.device) -> int:
+    """The most memory a step holds at a time, beyond what was there before it."""
+    if device.type == "cuda":
+        _synchronize(device)
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        step()
+        _synchronize(device)
+        return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # its notes would fill the screen
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=activities, profile_memory=True) as profile:
+        step()
+    events = profile.profiler.kineto_results.events()  # type: ignore[union-attr]
+    changes = [(e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]"]
+    held = peak = 0
+    for _, change in sorted(changes, key=lambda item: item[0]):
+        held += change
+        peak = max(peak, held)
+    return peak
+
+
+def summary(samples: list[float]) -> dict[str, float | int]:
+    """Median and minimum in milliseconds, and how many samples they are of."""
+    return {
+        "median_ms": round(1e3 * statistics.median(samples), 3),
+        "min_ms": round(1e3 * min(samples), 3),
+        "samples": len(samples),
+    }
+
+
+def hardware(device: torch.device) -> str:
+    """The name of what runs it: the GPU, or the CPU and how many threads of it."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        match = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text())
+        name = match.group(1).strip() if match else name
+    return f"{name} ({torch.get_num_threads()} threads)"
+
+
+def slug(text: str) -> str:
+    """A text as part of a file name."""
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+
+
+def available_bytes(device: torch.device) -> int:
+    """Memory that is free for a measurement."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    meminfo = Path("/proc/meminfo")
+    match = re.search(r"MemAvailable:\s*(\d+)", meminfo.read_text()) if meminfo.exists() else None
+    return int(match.group(1)) * 1024 if match else 8 * 2**30
+
+
+def _synchronize(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

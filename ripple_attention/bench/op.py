@@ -1,0 +1,218 @@
+"""The operator's time and memory, each algorithm beside linear attention and PyTorch's softmax."""
+
+import csv
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ripple_attention.bench import measure
+from ripple_attention.functional import linear_attention, ripple_attention
+from ripple_attention.ops.common import safe_inverse
+from ripple_attention.partition import Partition, chebyshev
+
+System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+Row = dict[str, Any]
+
+PASSES = ("forward", "forward+backward")
+AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+
+@dataclass(frozen=True)
+class OpBenchmark:
+    """What is measured: square grids of `sides`², after the feature map, M = E = head_dim."""
+
+    sides: tuple[int, ...] = (14, 32, 64, 128)
+    batch: int = 1
+    heads: int = 6
+    head_dim: int = 32
+    max_distance: int = 4
+    dtype: str = "float32"
+    device: str = "cpu"
+    rounds: int = 7
+    patience: float = 20.0
+    seed: int = 0
+
+
+def systems(partition: Partition) -> dict[str, System]:
+    """Everything that is compared, by name."""
+
+    def ripple(implementation: str) -> System:
+        return lambda q, k, v, weights: ripple_attention(
+            q, k, v, weights, partition=partition, implementation=implementation
+        )
+
+    return {
+        "ripple tiled": ripple("tiled"),
+        "ripple table": ripple("table"),
+        "ripple table by autograd": lambda *x: table_by_autograd(partition, *x),
+        "ripple naive": ripple("naive"),
+        "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
+        "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
+    }
+
+
+def table_by_autograd(
+    partition: Partition, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor
+) -> Tensor:
+    """The paper's algorithm 1 to the letter, differentiated by autograd through every box."""
+    q, k, v, weights = (x.permute(0, 3, 1, 2, 4) for x in (q, k, v, spatial_weights))
+    values = F.pad(v, (0, 1), value=1)
+    H, W = q.shape[2:4]
+    table = (k.unsqueeze(-1) * values.unsqueeze(-2)).cumsum(2).cumsum(3)
+    table = F.pad(table, (0, 0, 0, 0, 1, 0, 1, 0))  # (B, N, H+1, W+1, M, E+1)
+    rows, columns = torch.arange(H, device=q.device)[:, None], torch.arange(W, device=q.device)
+    result = previous = torch.zeros((), device=q.device, dtype=q.dtype)
+    for group, radius in enumerate(partition.radii):
+        top, bottom = (rows - radius).clamp(min=0), (rows + radius + 1).clamp(max=H)
+        left, right = (columns - radius).clamp(min=0), (columns + radius + 1).clamp(max=W)
+        current = table[:, :, bottom, right] - table[:, :, top, right]
+        current = current - table[:, :, bottom, left] + table[:, :, top, left]
+        result = result + weights[..., group, None, None] * (current - previous)
+        previous = current
+    result = result + weights[..., -1:, None] * (table[:, :, -1:, -1:] - previous)
+    sums = (q.unsqueeze(-2) @ result).squeeze(-2)
+    return (sums[..., :-1] * safe_inverse(sums[..., -1:])).permute(0, 2, 3, 1, 4)
+
+
+def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """PyTorch's fused softmax attention over the same tensors."""
+    queries, keys, values = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))
+    out = F.scaled_dot_product_attention(queries, keys, values)
+    return out.transpose(1, 2).reshape(v.shape)
+
+
+def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
+    """Checks, then times, every system at every size; yields a row for each and each pass."""
+    device = torch.device(config.device)
+    partition = chebyshev(config.max_distance)
+    common = {
+        "hardware": measure.hardware(device),
+        "torch": torch.__version__,
+        **{name: asdict(config)[name] for name in ("dtype", "batch", "heads", "head_dim")},
+        "max_distance": config.max_distance,
+    }
+    for side in config.sides:
+        inputs = make_inputs(config, side, partition)
+        runnable, refused = {}, {}
+        for name, system in systems(partition).items():
+            needed = expected_bytes(name, config, side)
+            if needed > 0.8 * measure.available_bytes(device):
+                refused[name] = f"skipped: needs about {needed / 1e9:.0f} GB"
+            else:
+                runnable[name] = system
+        progress(f"{side}×{side} tokens: agreement")
+        errors = disagreements(runnable, inputs, partition, config)
+        for step_name in PASSES:
+            steps = {
+                name: make_step(system, inputs, step_name) for name, system in runnable.items()
+            }
+            progress(f"{side}×{side} tokens: time, {step_name}")
+            times = measure.interleaved_seconds(steps, device, config.rounds, config.patience)
+            for name in systems(partition):
+                row = {**common, "height": side, "width": side, "tokens": side * side}
+                row |= {"system": name, "pass": step_name, "status": refused.get(name, "ok")}
+                if name in steps:
+                    progress(f"{side}×{side} tokens: memory, {name}")
+                    row |= measure.summary(times[name])
+                    row["peak_mb"] = round(measure.peak_bytes(steps[name], device) / 1e6, 2)
+                    row["relative_error"] = errors[name]
+                yield row
+
+
+def make_inputs(config: OpBenchmark, side: int, partition: Partition) -> tuple[Tensor, ...]:
+    """q, k, v as views of one projection, and weights, all asking for gradients."""
+    generator = torch.Generator().manual_seed(config.seed)
+    dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+    shape = (config.batch, side, side, 3, config.heads, config.head_dim)
+    q, k, v = torch.randn(shape, generator=generator).to(device, dtype).unbind(3)
+    weights = torch.randn(*v.shape[:-1], partition.num_groups, generator=generator)
+    weights = weights.softmax(-1).to(device, dtype)
+    return tuple(x.requires_grad_() for x in (q.relu(), k.relu(), v, weights))
+
+
+def make_step(system: System, inputs: tuple[Tensor, ...], step_name: str) -> measure.Step:
+    """One pass of a system, as something to call."""
+    if step_name == "forward":
+
+        def forward() -> None:
+            with torch.no_grad():
+                system(*inputs)
+
+        return forward
+    upstream = torch.ones_like(inputs[2])
+
+    def forward_and_backward() -> None:
+        out = system(*inputs)
+        torch.autograd.grad(out, inputs, upstream, allow_unused=True)
+
+    return forward_and_backward
+
+
+def disagreements(
+    runnable: dict[str, System],
+    inputs: tuple[Tensor, ...],
+    partition: Partition,
+    config: OpBenchmark,
+) -> dict[str, float | str]:
+    """The relative error of each system; refuses to go on where one is wrong.
+
+    Ripple systems are held to the definition, or to tiles where that does not fit; linear attention
+    to ripple attention with uniform weights. Softmax is PyTorch's own and another function.
+    """
+    tolerance = AGREEMENT[getattr(torch, config.dtype)]
+    reference_name = "ripple naive" if "ripple naive" in runnable else "ripple tiled"
+    errors: dict[str, float | str] = {}
+    with torch.no_grad():
+        reference = runnable[reference_name](*inputs)
+        uniform = torch.full_like(inputs[3], 1 / partition.num_groups)
+        q, k, v, _ = inputs
+        plain = runnable["ripple tiled"](q, k, v, uniform)
+        for name, system in runnable.items():
+            if name.startswith("softmax"):
+                errors[name] = ""
+                continue
+            expected = plain if name == "linear attention" else reference
+            error = float((system(*inputs) - expected).norm() / expected.norm())
+            if not error <= tolerance:
+                raise RuntimeError(
+                    f"{name} disagrees with {reference_name} by {error:.1e} (at most "
+                    f"{tolerance:.0e} is rounding): nothing was timed"
+                )
+            errors[name] = float(f"{error:.2e}")
+    return errors
+
+
+def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
+    """A guess at what a forward and backward pass holds, to spare the machine what cannot fit."""
+    item = max(4, getattr(torch, config.dtype).itemsize)
+    images_and_heads = config.batch * config.heads
+    tokens = side * side
+    if name == "ripple naive":
+        return 6 * item * images_and_heads * tokens**2
+    if name == "ripple table by autograd":
+        states = 6 * config.max_distance + 6
+        return item * images_and_heads * tokens * config.head_dim * (config.head_dim + 1) * states
+    return 0
+
+
+def write_csv(rows: list[Row], path: Path) -> None:
+    """Writes the rows, whole or not at all."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    with unfinished.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+    unfinished.replace(path)
+
+
+def default_path(config: OpBenchmark) -> Path:
+    """Under benchmarks/results, named after the hardware and the precision."""
+    hardware = measure.slug(measure.hardware(torch.device(config.device)))
+    return Path("benchmarks/results") / f"op-{hardware}-{config.dtype}.csv"

@@ -1,0 +1,144 @@
+"""The command `ripple`."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ripple_attention.bench.op import Row
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Ripple attention: local where it pays, global everywhere.",
+)
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side.")
+app.add_typer(bench, name="bench")
+console = Console()
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the digits.")] = 20,
+) -> None:
+    """Train a small ripple classifier on digits and draw its ripples. Example: ripple demo"""
+    from ripple_attention.demo import DemoConfig, run
+
+    run(output, DemoConfig(epochs=epochs), console)
+
+
+@app.command()
+def picture(
+    path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
+) -> None:
+    """Draw what ripple attention is. Example: ripple picture ripples.png"""
+    from ripple_attention.plots import draw_explanation
+
+    draw_explanation(path)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def op(
+    sides: Annotated[str, typer.Option(help="Grid sides, with commas.")] = "14,32,64,128",
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    heads: Annotated[int, typer.Option(min=1)] = 6,
+    head_dim: Annotated[int, typer.Option(min=1)] = 32,
+    max_distance: Annotated[int, typer.Option(min=1, help="R_max.")] = 4,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 7,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Time and peak memory of the operator against the number of tokens.
+
+    Example: ripple bench op --sides 14,64 --rounds 3
+    """
+    from ripple_attention.bench.op import AGREEMENT, OpBenchmark, default_path, run, write_csv
+
+    known = [str(name).removeprefix("torch.") for name in AGREEMENT]
+    if dtype not in known:
+        raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
+    try:
+        grid_sides = tuple(int(side) for side in sides.split(","))
+    except ValueError:
+        raise typer.BadParameter(f"sides are whole numbers with commas; got {sides!r}") from None
+    config = OpBenchmark(
+        grid_sides, batch, heads, head_dim, max_distance, dtype, device, rounds
+    )  # fmt: skip
+    with console.status("starting") as status:
+        rows = list(run(config, status.update))
+    show(rows)
+    path = output or default_path(config)
+    write_csv(rows, path)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def plot(
+    results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
+    path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
+) -> None:
+    """Draw a CSV of `ripple bench op`. Example: ripple bench plot results.csv curves.png"""
+    from ripple_attention.plots import draw_benchmark
+
+    draw_benchmark(results, path)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+def show(rows: "list[Row]") -> None:
+    """The rows as tables, one for each size, with times relative to tiles."""
+    first = rows[0]
+    console.print(
+        f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "
+        f"{first['head_dim']}, R_max {first['max_distance']}.\n"
+        "Medians; ×: how many times as long as tiles take; MB: peak memory; –: does not fit."
+    )
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        table = Table(title=f"{tokens:,} tokens", title_justify="left")
+        table.add_column("system", no_wrap=True)
+        cells: dict[str, list[str]] = {}
+        for step in dict.fromkeys(row["pass"] for row in rows):
+            short = {"forward": "fwd", "forward+backward": "fwd+bwd"}[step]
+            for heading in (f"{short} ms", "×", "MB"):
+                table.add_column(heading, justify="right")
+            here = [row for row in rows if row["tokens"] == tokens and row["pass"] == step]
+            tiled = next(row["median_ms"] for row in here if row["system"] == "ripple tiled")
+            for row in here:
+                line = cells.setdefault(row["system"], [])
+                if row["status"] == "ok":
+                    line += [f"{row['median_ms']:,.1f}", f"{row['median_ms'] / tiled:.1f}"]
+                    line += [f"{row['peak_mb']:,.0f}"]
+                else:
+                    line += ["–", "–", "–"]
+        for system, line in cells.items():
+            table.add_row(system, *line)
+        console.print(table)
+
+
+def main() -> None:
+    """Runs the command; a missing extra or a refused input is one line, not a traceback."""
+    try:
+        app()
+    except ModuleNotFoundError as error:
+        package = (error.name or "").split(".")[0]
+        console.print(
+            f"This command needs {package}, which is not installed. Install it with\n"
+            "    pip install 'ripple-attention\\[demo]'",
+            style="red",
+        )
+        sys.exit(1)
+    except (ValueError, RuntimeError) as error:
+        console.print(f"{error}", style="red", markup=False)
+        sys.exit(1)
+    except KeyboardInterrupt:
+        console.print("Stopped.", style="yellow")
+        sys.exit(130)

@@ -1,0 +1,168 @@
+"""Pictures: ripples around a query, ripples a model learned, and benchmark curves."""
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import torch
+from torch import Tensor
+
+from ripple_attention.partition import Partition, chebyshev
+from ripple_attention.spatial_weights import stick_breaking
+
+matplotlib.use("Agg")
+from matplotlib import pyplot as plt
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import PercentFormatter
+
+COLORS = "viridis"
+
+
+def weight_map(
+    weights: Tensor, partition: Partition, query: tuple[int, int], grid_size: tuple[int, int]
+) -> Tensor:
+    """The weight of every token for a query: its weights (G,) laid out on the grid (H, W)."""
+    return weights[partition.groups(query, grid_size)]
+
+
+def draw_ripples(
+    ax: Any,
+    weights: Tensor,
+    partition: Partition,
+    query: tuple[int, int],
+    grid_size: tuple[int, int],
+    norm: Any = None,
+) -> Any:
+    """Draws the weights around one query as an image, the query marked, the boxes outlined.
+
+    Args:
+        ax: Matplotlib axes.
+        weights: (G,).
+        partition: Whose groups they weigh.
+        query: Row and column.
+        grid_size: (H, W).
+        norm: Matplotlib's map from weights to colours.
+    """
+    image = ax.imshow(weight_map(weights, partition, query, grid_size), cmap=COLORS, norm=norm)
+    row, column = query
+    for radius in partition.radii:
+        side = 2 * radius + 1
+        corner = (column - radius - 0.5, row - radius - 0.5)
+        ax.add_patch(
+            plt.Rectangle(corner, side, side, fill=False, color="white", lw=0.8, alpha=0.6)
+        )
+    ax.plot(column, row, marker="o", color="white", markersize=4, markeredgecolor="black")
+    ax.set(xticks=[], yticks=[], xlim=(-0.5, grid_size[1] - 0.5), ylim=(grid_size[0] - 0.5, -0.5))
+    return image
+
+
+def draw_explanation(path: Path) -> None:
+    """The picture of the README: the same query under four sets of spatial weights."""
+    partition, grid_size, query = chebyshev(4), (15, 19), (6, 7)
+    panels = {
+        "linear attention:\nevery token weighs the same": torch.zeros(4),
+        "ripple attention,\na head that looks around": torch.tensor([1.5, 1.2, 0.8, 0.4]),
+        "a head that stays close,\nwith a glance at the whole": torch.tensor([2.5, 3.0, 1.0, 0.0]),
+        "a head that looks\npast its neighbours": torch.tensor([-1.5, -2.0, -0.5, 1.5]),
+    }
+    figure, axes = plt.subplots(1, 4, figsize=(12, 3.1), layout="constrained")
+    for ax, (title, logits) in zip(axes, panels.items(), strict=True):
+        norm = LogNorm(vmin=0.005, vmax=1)
+        image = draw_ripples(ax, stick_breaking(logits), partition, query, grid_size, norm)
+        ax.set_title(title, fontsize=10)
+    figure.colorbar(image, ax=axes, label="spatial weight α", shrink=0.85, pad=0.01)
+    save(figure, path)
+
+
+def draw_learned_ripples(
+    images: Tensor, weights: list[Tensor], partition: Partition, path: Path
+) -> None:
+    """For each image a query and its ripples in every layer, and below the mean weights by ring.
+
+    Args:
+        images: (B, height, width).
+        weights: For each layer (B, H, W, N, G).
+        partition: Whose groups they weigh.
+        path: Where the picture goes.
+    """
+    layers, (_, H, W, _, G) = len(weights), weights[0].shape
+    query = (H // 2, W // 2)
+    figure, axes = plt.subplots(
+        len(images) + 1, layers + 1, figsize=(2.3 * (layers + 1), 2.2 * (len(images) + 1)),
+        layout="constrained", squeeze=False,
+    )  # fmt: skip
+    largest = max(float(layer[:, query[0], query[1]].mean(1).max()) for layer in weights)
+    norm = plt.Normalize(0, largest)
+    for b, image in enumerate(images):
+        height, width = image.shape
+        cell = (height / H, width / W)
+        axes[b, 0].imshow(image, cmap="gray_r")
+        axes[b, 0].plot(
+            (query[1] + 0.5) * cell[1] - 0.5, (query[0] + 0.5) * cell[0] - 0.5, "o", color="tab:red"
+        )
+        axes[b, 0].set(xticks=[], yticks=[])
+        for layer, layer_weights in enumerate(weights):
+            mean = layer_weights[b, query[0], query[1]].mean(0)  # over the heads
+            shown = draw_ripples(axes[b, layer + 1], mean, partition, query, (H, W), norm)
+    axes[0, 0].set_title("image and query")
+    axes[-1, 0].axis("off")
+    axes[-1, 0].text(
+        0.0, 0.5, "mean weight of each ring,\na line for each head;\ndashed: linear attention",
+        va="center", transform=axes[-1, 0].transAxes,
+    )  # fmt: skip
+    names = [*(str(radius) for radius in range(G - 1)), "rest"]
+    for layer, layer_weights in enumerate(weights):
+        axes[0, layer + 1].set_title(f"layer {layer + 1}")
+        ax = axes[-1, layer + 1]
+        for n, profile in enumerate(layer_weights.mean((0, 1, 2))):
+            ax.plot(names, profile, marker=".", label=f"head {n + 1}")
+        ax.axhline(1 / G, color="black", lw=0.8, ls="--")
+        ax.set(ylim=(0, None), xlabel="ring")
+        ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    figure.colorbar(shown, ax=axes[:-1, :], label="spatial weight, mean of heads", shrink=0.8)
+    save(figure, path)
+
+
+def draw_benchmark(results: Path, path: Path) -> None:
+    """Time and peak memory against tokens, from a CSV of `ripple bench op`."""
+    with results.open() as file:
+        rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
+    if not rows:
+        raise ValueError(f"{results} holds no measured row: run `ripple bench op` first")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    panels = [
+        ("forward", "median_ms", "forward, ms"),
+        ("forward+backward", "median_ms", "forward and backward, ms"),
+        ("forward+backward", "peak_mb", "peak memory, forward and backward, MB"),
+    ]
+    for ax, (step, quantity, title) in zip(axes, panels, strict=True):
+        for system in dict.fromkeys(row["system"] for row in rows):
+            points = [
+                (int(row["tokens"]), float(row[quantity]))
+                for row in rows
+                if row["system"] == system and row["pass"] == step
+            ]
+            if points:
+                ax.plot(*zip(*points, strict=True), marker="o", label=system)
+        ax.set(xscale="log", yscale="log", xlabel="tokens", title=title)
+        ax.grid(alpha=0.3)
+    axes[0].legend(fontsize=8)
+    first = rows[0]
+    figure.suptitle(
+        f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "
+        f"{first['head_dim']}, R_max {first['max_distance']}"
+    )
+    save(figure, path)
+
+
+def save(figure: Any, path: Path) -> None:
+    """Writes a figure, whole or not at all, and frees it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{path.name}.part")
+    try:
+        figure.savefig(unfinished, format=path.suffix.lstrip(".") or "png", dpi=130)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+        plt.close(figure)
