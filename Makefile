@@ -23,6 +23,7 @@ bench: $(READY)
 
 pictures: $(READY)
 	$(BIN)/ripple picture docs/images/ripples.png
+	$(BIN)/ripple bench plot benchmarks/results/op-amd-epyc-2-threads-float32.csv docs/images/op-cpu.png
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ripple-attention needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

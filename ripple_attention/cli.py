@@ -25,12 +25,12 @@ console = Console()
 @app.command()
 def demo(
     output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
-    epochs: Annotated[int, typer.Option(min=1, help="Passes over the digits.")] = 20,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the digits.")] = None,
 ) -> None:
     """Train a small ripple classifier on digits and draw its ripples. Example: ripple demo"""
     from ripple_attention.demo import DemoConfig, run
 
-    run(output, DemoConfig(epochs=epochs), console)
+    run(output, DemoConfig() if epochs is None else DemoConfig(epochs=epochs), console)
 
 
 @app.command()
@@ -83,6 +83,16 @@ def op(
 
 
 @bench.command()
+def markdown(
+    results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
+) -> None:
+    """Print a CSV of `ripple bench op` in Markdown. Example: ripple bench markdown op.csv"""
+    from ripple_attention.bench.op import markdown_table, read_csv
+
+    typer.echo(markdown_table(read_csv(results)))
+
+
+@bench.command()
 def plot(
     results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
     path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
@@ -96,6 +106,8 @@ def plot(
 
 def show(rows: "list[Row]") -> None:
     """The rows as tables, one for each size, with times relative to tiles."""
+    from ripple_attention.bench.op import short
+
     first = rows[0]
     console.print(
         f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "
@@ -107,16 +119,16 @@ def show(rows: "list[Row]") -> None:
         table.add_column("system", no_wrap=True)
         cells: dict[str, list[str]] = {}
         for step in dict.fromkeys(row["pass"] for row in rows):
-            short = {"forward": "fwd", "forward+backward": "fwd+bwd"}[step]
-            for heading in (f"{short} ms", "×", "MB"):
-                table.add_column(heading, justify="right")
+            name = {"forward": "fwd", "forward+backward": "fwd+bwd"}[step]
+            for heading in (f"{name} ms", "×", "MB"):
+                table.add_column(heading, justify="right", no_wrap=True)
             here = [row for row in rows if row["tokens"] == tokens and row["pass"] == step]
             tiled = next(row["median_ms"] for row in here if row["system"] == "ripple tiled")
             for row in here:
                 line = cells.setdefault(row["system"], [])
                 if row["status"] == "ok":
-                    line += [f"{row['median_ms']:,.1f}", f"{row['median_ms'] / tiled:.1f}"]
-                    line += [f"{row['peak_mb']:,.0f}"]
+                    line += [short(row["median_ms"]), short(row["median_ms"] / tiled)]
+                    line += [short(row["peak_mb"])]
                 else:
                     line += ["–", "–", "–"]
         for system, line in cells.items():

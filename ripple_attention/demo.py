@@ -21,7 +21,7 @@ from ripple_attention.partition import Partition, chebyshev
 class DemoConfig:
     """The demo's settings; the defaults take about a minute on two CPU cores."""
 
-    epochs: int = 20
+    epochs: int = 24
     batch_size: int = 48
     learning_rate: float = 3e-3
     weight_decay: float = 0.05

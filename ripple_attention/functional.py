@@ -26,7 +26,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: the ratio
 # of their costs, from `ripple bench op` (64×64 tokens, float32, forward and backward, 2 CPU cores).
-TABLE_PENALTY = 10
+TABLE_PENALTY = 14
 
 
 def ripple_attention(

@@ -1,6 +1,5 @@
 """Pictures: ripples around a query, ripples a model learned, and benchmark curves."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +7,7 @@ import matplotlib
 import torch
 from torch import Tensor
 
+from ripple_attention.bench.op import read_csv
 from ripple_attention.partition import Partition, chebyshev
 from ripple_attention.spatial_weights import stick_breaking
 
@@ -44,7 +44,8 @@ def draw_ripples(
         grid_size: (H, W).
         norm: Matplotlib's map from weights to colours.
     """
-    image = ax.imshow(weight_map(weights, partition, query, grid_size), cmap=COLORS, norm=norm)
+    values = weight_map(weights, partition, query, grid_size).numpy()
+    image = ax.imshow(values, cmap=COLORS, norm=norm)
     row, column = query
     for radius in partition.radii:
         side = 2 * radius + 1
@@ -97,7 +98,7 @@ def draw_learned_ripples(
     for b, image in enumerate(images):
         height, width = image.shape
         cell = (height / H, width / W)
-        axes[b, 0].imshow(image, cmap="gray_r")
+        axes[b, 0].imshow(image.numpy(), cmap="gray_r")
         axes[b, 0].plot(
             (query[1] + 0.5) * cell[1] - 0.5, (query[0] + 0.5) * cell[0] - 0.5, "o", color="tab:red"
         )
@@ -109,14 +110,14 @@ def draw_learned_ripples(
     axes[-1, 0].axis("off")
     axes[-1, 0].text(
         0.0, 0.5, "mean weight of each ring,\na line for each head;\ndashed: linear attention",
-        va="center", transform=axes[-1, 0].transAxes,
+        va="center", fontsize=8, transform=axes[-1, 0].transAxes,
     )  # fmt: skip
     names = [*(str(radius) for radius in range(G - 1)), "rest"]
     for layer, layer_weights in enumerate(weights):
         axes[0, layer + 1].set_title(f"layer {layer + 1}")
         ax = axes[-1, layer + 1]
         for n, profile in enumerate(layer_weights.mean((0, 1, 2))):
-            ax.plot(names, profile, marker=".", label=f"head {n + 1}")
+            ax.plot(names, profile.numpy(), marker=".", label=f"head {n + 1}")
         ax.axhline(1 / G, color="black", lw=0.8, ls="--")
         ax.set(ylim=(0, None), xlabel="ring")
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
@@ -126,8 +127,7 @@ def draw_learned_ripples(
 
 def draw_benchmark(results: Path, path: Path) -> None:
     """Time and peak memory against tokens, from a CSV of `ripple bench op`."""
-    with results.open() as file:
-        rows = [row for row in csv.DictReader(file) if row["status"] == "ok"]
+    rows = [row for row in read_csv(results) if row["status"] == "ok"]
     if not rows:
         raise ValueError(f"{results} holds no measured row: run `ripple bench op` first")
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
@@ -139,7 +139,7 @@ def draw_benchmark(results: Path, path: Path) -> None:
     for ax, (step, quantity, title) in zip(axes, panels, strict=True):
         for system in dict.fromkeys(row["system"] for row in rows):
             points = [
-                (int(row["tokens"]), float(row[quantity]))
+                (row["tokens"], row[quantity])
                 for row in rows
                 if row["system"] == system and row["pass"] == step
             ]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ripple_attention.bench import measure
 from ripple_attention.functional import linear_attention, ripple_attention
-from ripple_attention.ops.common import safe_inverse
+from ripple_attention.ops.common import accumulation_dtype, safe_inverse
 from ripple_attention.partition import Partition, chebyshev
 
 System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -60,7 +60,8 @@ def table_by_autograd(
     partition: Partition, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor
 ) -> Tensor:
     """The paper's algorithm 1 to the letter, differentiated by autograd through every box."""
-    q, k, v, weights = (x.permute(0, 3, 1, 2, 4) for x in (q, k, v, spatial_weights))
+    dtype = accumulation_dtype(v)
+    q, k, v, weights = (x.to(dtype).permute(0, 3, 1, 2, 4) for x in (q, k, v, spatial_weights))
     values = F.pad(v, (0, 1), value=1)
     H, W = q.shape[2:4]
     table = (k.unsqueeze(-1) * values.unsqueeze(-2)).cumsum(2).cumsum(3)
@@ -76,7 +77,8 @@ def table_by_autograd(
         previous = current
     result = result + weights[..., -1:, None] * (table[:, :, -1:, -1:] - previous)
     sums = (q.unsqueeze(-2) @ result).squeeze(-2)
-    return (sums[..., :-1] * safe_inverse(sums[..., -1:])).permute(0, 2, 3, 1, 4)
+    out = sums[..., :-1] * safe_inverse(sums[..., -1:])
+    return out.permute(0, 2, 3, 1, 4).to(spatial_weights.dtype)
 
 
 def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -119,7 +121,7 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
                 if name in steps:
                     progress(f"{side}×{side} tokens: memory, {name}")
                     row |= measure.summary(times[name])
-                    row["peak_mb"] = round(measure.peak_bytes(steps[name], device) / 1e6, 2)
+                    row["peak_mb"] = round(measure.peak_bytes(steps[name], device) / 1e6, 4)
                     row["relative_error"] = errors[name]
                 yield row
 
@@ -210,6 +212,42 @@ def write_csv(rows: list[Row], path: Path) -> None:
         writer.writeheader()
         writer.writerows(rows)
     unfinished.replace(path)
+
+
+def read_csv(path: Path) -> list[Row]:
+    """The rows of `write_csv`, numbers as numbers again where they are used as such."""
+    with path.open(newline="") as file:
+        rows: list[Row] = list(csv.DictReader(file))
+    for row in rows:
+        row["tokens"] = int(row["tokens"])
+        for name in ("median_ms", "peak_mb"):
+            row[name] = float(row[name]) if row[name] else None
+    return rows
+
+
+def short(number: float) -> str:
+    """A number in as few digits as a reader needs."""
+    return f"{number:,.1f}" if number < 100 else f"{number:,.0f}"
+
+
+def markdown_table(rows: list[Row]) -> str:
+    """Milliseconds, forward and backward, of every system at every size, and peak memory."""
+    rows = [row for row in rows if row["pass"] == "forward+backward"]
+    sizes = list(dict.fromkeys(row["tokens"] for row in rows))
+    lines = [
+        "| forward and backward | " + " | ".join(f"{size:,} tokens" for size in sizes) + " |",
+        "|---" * (len(sizes) + 1) + "|",
+    ]
+    for system in dict.fromkeys(row["system"] for row in rows):
+        cells = [
+            f"{short(row['median_ms'])} ms, {short(row['peak_mb'])} MB"
+            if row["status"] == "ok"
+            else "does not fit"
+            for row in rows
+            if row["system"] == system
+        ]
+        lines.append(f"| {system} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
 
 
 def default_path(config: OpBenchmark) -> Path:

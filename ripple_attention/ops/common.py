@@ -15,9 +15,9 @@ def accumulation_dtype(x: Tensor) -> torch.dtype:
 def autocast_dtype(x: Tensor) -> torch.dtype | None:
     """The type that autocast asks for on the device of x, or None where it is off."""
     kind = x.device.type
-    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
-        return torch.get_autocast_dtype(kind)
-    return None
+    if kind == "meta" or not torch.is_autocast_enabled(kind):
+        return None
+    return torch.get_autocast_dtype(kind)
 
 
 def without_autocast(x: Tensor) -> AbstractContextManager:

@@ -5,14 +5,18 @@ and the backward pass builds tables of its own and keeps none (docs/algorithm.md
 Throughout, v' = [v, 1]: the last column carries the denominator.
 """
 
+from collections.abc import Iterator
+from dataclasses import dataclass
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from ripple_attention.ops.common import accumulation_dtype, parts, safe_inverse
 
-# Numbers in one table at a time: whole images while they are small, single heads when they are not.
-TABLE_NUMBERS = 2**20
+# Numbers in one table at a time: near the cache on a CPU, enough to fill the machine elsewhere.
+NUMBERS_ON_CPU = 2**20
+NUMBERS_ELSEWHERE = 2**27
 
 
 def table_forward(
@@ -26,7 +30,7 @@ def table_forward(
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
-    for part in parts(v, _table_numbers(q, v), TABLE_NUMBERS):
+    for part in _parts(q, v):
         queries, keys, values, weights = (_heads_first(x[part]) for x in (q, k, v, spatial_weights))
         values = F.pad(values, (0, 1), value=1)
         sums = _weighted_sums(queries, keys, values, weights, radii)  # (B, N, H, W, E+1)
@@ -52,7 +56,7 @@ def table_backward(
     """
     inputs = (q, k, v, spatial_weights)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-    for part in parts(v, _table_numbers(q, v), TABLE_NUMBERS):
+    for part in _parts(q, v):
         queries, keys, values, weights = (_heads_first(x[part]) for x in inputs)
         values = F.pad(values, (0, 1), value=1)
         y = _heads_first(grad[part] * safe_inverse(denominator[part]).unsqueeze(-1))
@@ -66,13 +70,42 @@ def table_backward(
     return grads[0], grads[1], grads[2], grads[3]
 
 
+@dataclass(frozen=True)
+class OuterTable:
+    """Box sums of the outer products a bᵀ at every cell, held so that float32 is enough.
+
+    The table is of a bᵀ minus its mean: prefix sums then wander about zero instead of growing with
+    the number of cells, and their differences keep more digits. A box adds back its count of means.
+    """
+
+    table: Tensor  # (B, N, H+1, W+1, M, E)
+    mean: Tensor  # (B, N, M, E)
+
+    @classmethod
+    def build(cls, a: Tensor, b: Tensor) -> "OuterTable":
+        """Of a (B, N, H, W, M) and b (B, N, H, W, E)."""
+        mean = torch.einsum("bnhwm,bnhwe->bnme", a, b) / (a.shape[2] * a.shape[3])
+        outer = a.unsqueeze(-1) * b.unsqueeze(-2)
+        return cls(summed_area_table(outer.sub_(mean[:, :, None, None])), mean)
+
+    def boxes(self, radius: int) -> tuple[Tensor, Tensor]:
+        """Deviations from the mean, summed over each cell's box (B, N, H, W, M, E), and how many
+        cells it holds (H, W, 1).
+        """
+        H, W = (size - 1 for size in self.table.shape[2:4])
+        rows, columns = (_clipped(size, radius, self.table) for size in (H, W))
+        return box_sums(self.table, radius), (rows[:, None] * columns).unsqueeze(-1)
+
+
 def summed_area_table(x: Tensor) -> Tensor:
     """Sums over all rows above and columns left of every corner.
 
     (…, H, W, M, E) → (…, H+1, W+1, M, E), the first row and column zero.
     """
     table = F.pad(x.cumsum(-3), (0, 0, 0, 0, 1, 0, 1, 0))
-    for row in range(2, table.shape[-4]):  # row upon row: cumsum(-4) would stride through memory
+    if table.device.type != "cpu":
+        return table.cumsum_(-4)
+    for row in range(2, table.shape[-4]):  # on a CPU, cumsum would stride through memory
         table[..., row, :, :, :] += table[..., row - 1, :, :, :]
     return table
 
@@ -91,28 +124,32 @@ def _weighted_sums(
     queries: Tensor, keys: Tensor, values: Tensor, weights: Tensor, radii: list[int]
 ) -> Tensor:
     """Σ_g α_g Σ_{j in group g} (φq·φk_j) v'_j: (B, N, H, W, E+1)."""
-    table = summed_area_table(_outer(keys, values))
+    table = OuterTable.build(keys, values)
+    mean = queries @ table.mean.unsqueeze(2)  # (B, N, H, W, E+1)
     sums, inner = torch.zeros_like(values), torch.zeros_like(values)
     for group, radius in enumerate(radii):
-        box = (queries.unsqueeze(-2) @ box_sums(table, radius)).squeeze(-2)
+        deviations, count = table.boxes(radius)
+        box = (queries.unsqueeze(-2) @ deviations).squeeze(-2) + count * mean
         sums.addcmul_(weights[..., group, None], box - inner)
         inner = box
-    whole = table[..., -1, -1, :, :].unsqueeze(2)  # (B, N, 1, M, E+1)
-    return sums.addcmul_(weights[..., -1:], queries @ whole - inner)
+    whole = mean * (mean.shape[2] * mean.shape[3])
+    return sums.addcmul_(weights[..., -1:], whole - inner)
 
 
 def _query_gradients(
     queries: Tensor, keys: Tensor, values: Tensor, weights: Tensor, y: Tensor, radii: list[int]
 ) -> tuple[Tensor, Tensor]:
     """∂φq = Σ_g α_g u_g and ∂α_g = φq·u_g, where u_g = (Σ_{j in group g} φk_j v'_jᵀ) y'."""
-    table = summed_area_table(_outer(keys, values))
+    table = OuterTable.build(keys, values)
+    mean = y @ table.mean.unsqueeze(2).mT  # (B, N, H, W, M)
     grad_queries, grad_weights = torch.zeros_like(queries), torch.empty_like(weights)
     inner = torch.zeros_like(queries)
     for group in range(len(radii) + 1):
         if group < len(radii):
-            box = (box_sums(table, radii[group]) @ y.unsqueeze(-1)).squeeze(-1)
+            deviations, count = table.boxes(radii[group])
+            box = (deviations @ y.unsqueeze(-1)).squeeze(-1) + count * mean
         else:
-            box = y @ table[..., -1, -1, :, :].unsqueeze(2).mT
+            box = mean * (mean.shape[2] * mean.shape[3])
         ring = box - inner
         grad_queries.addcmul_(weights[..., group, None], ring)
         grad_weights[..., group] = (queries * ring).sum(-1)
@@ -127,24 +164,29 @@ def _key_gradients(
 
     By parts: a ring of weight α_g and all inside it is a box of weight α_g − α_{g+1} for each g.
     """
-    outer = _outer(queries, y)
     rest = torch.einsum("bnhwm,bnhwe->bnme", queries * weights[..., -1:], y)
-    state = rest[:, :, None, None].expand_as(outer).contiguous()
-    steps = weights[..., :-1] - weights[..., 1:]
+    state = rest[:, :, None, None].repeat(1, 1, *keys.shape[2:4], 1, 1)  # (B, N, H, W, M, E+1)
     for group, radius in enumerate(radii):
-        table = summed_area_table(outer * steps[..., group, None, None])
-        state += box_sums(table, radius)
+        step = (weights[..., group] - weights[..., group + 1]).unsqueeze(-1)
+        table = OuterTable.build(queries * step, y)
+        deviations, count = table.boxes(radius)
+        state += deviations
+        state.addcmul_(count.unsqueeze(-1), table.mean[:, :, None, None])
     grad_keys = (state @ values.unsqueeze(-1)).squeeze(-1)
     grad_values = (keys.unsqueeze(-2) @ state[..., :-1]).squeeze(-2)
     return grad_keys, grad_values
 
 
-def _outer(a: Tensor, b: Tensor) -> Tensor:
-    return a.unsqueeze(-1) * b.unsqueeze(-2)  # (…, M), (…, E) → (…, M, E)
+def _clipped(size: int, radius: int, like: Tensor) -> Tensor:
+    """How many of the cells within `radius` of each cell lie on an axis of this size."""
+    centre = torch.arange(size, device=like.device)
+    count = (centre + radius + 1).clamp(max=size) - (centre - radius).clamp(min=0)
+    return count.to(like.dtype)
 
 
-def _table_numbers(q: Tensor, v: Tensor) -> int:
-    return (v.shape[1] + 1) * (v.shape[2] + 1) * q.shape[-1] * (v.shape[-1] + 1)
+def _parts(q: Tensor, v: Tensor) -> Iterator[tuple[slice, ...]]:
+    numbers = (v.shape[1] + 1) * (v.shape[2] + 1) * q.shape[-1] * (v.shape[-1] + 1)
+    return parts(v, numbers, NUMBERS_ON_CPU if v.device.type == "cpu" else NUMBERS_ELSEWHERE)
 
 
 def _heads_first(x: Tensor) -> Tensor:

@@ -18,10 +18,10 @@ from torch import Tensor
 from ripple_attention.ops.common import accumulation_dtype, parts, safe_inverse
 from ripple_attention.partition import Partition
 
-# Small tiles waste little of their halo and still fill a matrix product; multiples of 4 need no
-# padding on most grids. A side of at most twice a tile and the reach is not worth cutting.
-TILE_ROWS = 8
-TILE_COLUMNS = 4
+# Small tiles waste little of their halo, large ones copy fewer keys; 8 columns need no padding on
+# most grids. A side of at most twice a tile and the reach is not worth cutting.
+TILE_ROWS = 6
+TILE_COLUMNS = 8
 
 # Query-key pairs in flight: about one L2 cache on a CPU, enough to fill the machine elsewhere.
 PAIRS_ON_CPU = 2**21
@@ -217,17 +217,19 @@ def _write_gradients(
     near_k = state.new_zeros(B * N, H, cuts[0].padded_width, k.shape[-1])
     near_v = state.new_zeros(B * N, H, cuts[0].padded_width, E)
     inverse = safe_inverse(denominator).unsqueeze(-1)
+    all_y = grad * inverse
+    all_c = -(all_y * out).sum(-1, keepdim=True)
     for strip, groups in _with_groups(cuts, partition, v.device):
         queries, keys, values = strip.query_tiles(q), strip.key_tiles(k), strip.key_tiles(v)
         weights = strip.query_tiles(spatial_weights)
-        y = strip.query_tiles(grad) * strip.query_tiles(inverse)
-        c = -(y * strip.query_tiles(out)).sum(-1, keepdim=True)
+        y, c = strip.query_tiles(all_y), strip.query_tiles(all_c)
 
         rest = weights[..., -1:]
         near = _pair_weights(weights if sees_all else weights - rest, groups)
         similarity = torch.bmm(queries, keys.mT)  # (B·N·tiles, rows·tile, key rows·halo)
         pull = torch.bmm(y, values.mT).add_(c)
-        by_group = _sum_by_group(similarity * pull, groups, partition.num_groups)
+        near_groups = partition.num_groups - (0 if sees_all else 1)
+        by_group = _sum_by_group(similarity * pull, groups, near_groups)
         similarity *= near
         pull *= near
         strip.add_key_tiles(near_k, torch.bmm(pull.mT, queries))
@@ -239,8 +241,8 @@ def _write_gradients(
             far_pull = _by_tile(y_and_c @ state.mT, strip)  # (B·N·tiles, rows·tile, M)
             far_grad.baddbmm_(_by_head(rest * queries, strip).mT, y_and_c)
             grad_q.addcmul_(rest, far_pull)
-            near_groups = by_group[..., :-1].sum(-1)
-            by_group[..., -1] = (queries * far_pull).sum(-1) - near_groups
+            grad_rest = (queries * far_pull).sum(-1) - by_group.sum(-1)
+            by_group = torch.cat([by_group, grad_rest.unsqueeze(-1)], -1)
         grads[0][:, strip.rows] = strip.untile_queries(grad_q, N)
         grads[3][:, strip.rows] = strip.untile_queries(by_group, N)
 
@@ -290,8 +292,8 @@ def _pair_weights(weights: Tensor, groups: Tensor) -> Tensor:
 def _sum_by_group(pairs: Tensor, groups: Tensor, num_groups: int) -> Tensor:
     """(batch, queries, keys) → (batch, queries, G): for few groups, by a one-hot matrix."""
     if num_groups > FEW_GROUPS:
-        sums = pairs.new_zeros(*pairs.shape[:2], num_groups)
-        return sums.scatter_add_(-1, groups.expand_as(pairs), pairs)
+        sums = pairs.new_zeros(*pairs.shape[:2], num_groups + 1)  # and one for all that is beyond
+        return sums.scatter_add_(-1, groups.expand_as(pairs), pairs)[..., :num_groups]
     members = groups.unsqueeze(1) == torch.arange(num_groups, device=groups.device).unsqueeze(-1)
     sums = torch.bmm(members.to(pairs.dtype), pairs.permute(1, 2, 0))  # (queries, groups, batch)
     return sums.permute(2, 0, 1)

@@ -1,0 +1,166 @@
+"""The commands, as a person would type them."""
+
+import csv
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from inputs import relative_error
+from ripple_attention import chebyshev, cli
+from ripple_attention.bench import measure, op
+from ripple_attention.demo import Digits, shifted
+from ripple_attention.plots import weight_map
+
+PNG = b"\x89PNG"
+
+
+def ripple(*words):
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def test_ripple_alone_lists_its_commands():
+    output = ripple("--help").output
+    for command in ("demo", "bench", "picture"):
+        assert command in output
+    assert "op" in ripple("bench", "--help").output
+
+
+def test_picture_is_written(tmp_path):
+    path = tmp_path / "new folder" / "ripples.png"
+    assert ripple("picture", path).exit_code == 0
+    assert path.read_bytes()[:4] == PNG
+    assert ripple("picture", tmp_path / "ripples.svg").exit_code == 0
+    assert "<svg" in (tmp_path / "ripples.svg").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new folder", "ripples.svg"]
+
+
+def test_bench_op_checks_times_and_writes(tmp_path):
+    path, figure = tmp_path / "op.csv", tmp_path / "op.png"
+    words = ("--sides", "5,9", "--rounds", 1, "--heads", 2, "--head-dim", 8, "--output", path)
+    done = ripple("bench", "op", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    assert {row["system"] for row in rows} == set(op.systems(chebyshev(4)))
+    assert {row["pass"] for row in rows} == set(op.PASSES)
+    assert {row["tokens"] for row in rows} == {"25", "81"}
+    for row in rows:
+        assert row["status"] == "ok"
+        assert float(row["median_ms"]) > 0
+        assert float(row["peak_mb"]) > 0
+        if not row["system"].startswith("softmax"):
+            assert float(row["relative_error"]) < 1e-5
+    assert "81 tokens" in done.output
+    assert ripple("bench", "plot", path, figure).exit_code == 0
+    assert figure.read_bytes()[:4] == PNG
+
+
+def test_bench_op_refuses_to_time_a_wrong_result(monkeypatch):
+    real = op.systems
+
+    def wrong(partition):
+        return real(partition) | {"ripple table": lambda q, k, v, weights: v}
+
+    monkeypatch.setattr(op, "systems", wrong)
+    with pytest.raises(RuntimeError, match="ripple table disagrees .* nothing was timed"):
+        list(op.run(op.OpBenchmark(sides=(5,), heads=1, head_dim=4)))
+
+
+def test_bench_op_names_what_does_not_fit(monkeypatch):
+    monkeypatch.setattr(measure, "available_bytes", lambda device: 100_000)
+    rows = list(op.run(op.OpBenchmark(sides=(12,), heads=1, head_dim=4, rounds=1)))
+    skipped = {row["system"] for row in rows if row["status"] != "ok"}
+    assert skipped == {"ripple naive", "ripple table by autograd"}
+    assert all("needs about" in row["status"] for row in rows if row["system"] in skipped)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dtype", "int8"), "must be one of"),
+        (("--sides", "14;32"), "whole numbers with commas"),
+        (("--max-distance", "0"), "greater than or equal"),
+    ],
+)
+def test_bench_op_refuses_bad_options(words, message):
+    done = ripple("bench", "op", *words)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_table_by_autograd_is_the_same_function():
+    config = op.OpBenchmark(heads=2, head_dim=4, dtype="float64")
+    partition = chebyshev(4)
+    inputs = op.make_inputs(config, 9, partition)
+    systems = op.systems(partition)
+    grads = {
+        name: torch.autograd.grad(systems[name](*inputs).square().sum(), inputs)
+        for name in ("ripple table by autograd", "ripple naive")
+    }
+    for ours, reference in zip(*grads.values(), strict=True):
+        assert relative_error(ours, reference) < 1e-10
+
+
+def test_peak_memory_is_what_is_held_at_a_time():
+    def step():
+        first = torch.empty(1_000_000)
+        del first
+        second = torch.empty(2_000_000)
+        third = torch.empty(500_000)
+        del second, third
+
+    assert measure.peak_bytes(step, torch.device("cpu")) == pytest.approx(10_000_000, rel=0.01)
+
+
+def test_demo_trains_and_draws(tmp_path):
+    done = ripple("demo", "--epochs", 1, "--output", tmp_path / "demo")
+    assert done.exit_code == 0, done.output
+    assert "Accuracy on 360 digits it has not seen" in done.output
+    assert (tmp_path / "demo" / "ripples.png").read_bytes()[:4] == PNG
+
+
+def test_digits_are_split_once():
+    digits = Digits.load()
+    assert digits.train_images.shape == (1437, 1, 32, 32)
+    assert digits.test_images.shape == (360, 1, 32, 32)
+    assert digits.train_images.min() == -1 and digits.train_images.max() == 1
+    assert torch.equal(digits.test_labels, Digits.load().test_labels)
+    train = {image.numpy().tobytes() for image in digits.train_images}
+    assert not any(image.numpy().tobytes() in train for image in digits.test_images)
+
+
+def test_shifted_images_keep_their_pixels():
+    images = torch.arange(2 * 32 * 32.0).view(2, 1, 32, 32)
+    moved = shifted(images, by=2)
+    assert moved.shape == images.shape
+    assert {float(x) for x in moved[0].flatten()} <= {float(x) for x in images[0].flatten()}
+    torch.manual_seed(0)
+    assert any(not torch.equal(shifted(images), images) for _ in range(3))
+
+
+def test_weight_map_lays_weights_on_their_rings():
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    expected = [[2.0, 2, 2, 3], [2, 1, 2, 3]]
+    assert weight_map(weights, chebyshev(2), (1, 1), (2, 4)).tolist() == expected
+
+
+def test_a_missing_extra_is_one_line(monkeypatch, capsys):
+    def missing():
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(cli, "app", missing)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    output = capsys.readouterr().out
+    assert "needs sklearn" in output
+    assert "ripple-attention[demo]" in output
+
+
+def test_an_interrupt_leaves_a_message(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "app", interrupted)
+    with pytest.raises(SystemExit, match="130"):
+        cli.main()
+    assert "Stopped" in capsys.readouterr().out

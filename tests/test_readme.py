@@ -1,0 +1,41 @@
+"""The README's code runs as it is printed, and its links lead somewhere."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ripple_attention.bench.op import markdown_table, read_csv
+
+ROOT = Path(__file__).parent.parent
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/algorithm.md"]
+
+
+def test_the_readmes_python_runs():
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert len(blocks) >= 4
+    names = {}
+    for block in blocks:
+        exec(compile(block, "README.md", "exec"), names)
+    assert names["out"].shape == (2, 64, 64, 6, 32)
+    assert names["y"].shape == (2, 14, 14, 192)
+    assert names["weights"].shape[-1] == 5
+
+
+def test_the_readmes_numbers_are_those_of_the_results_file():
+    results = ROOT / "benchmarks/results/op-amd-epyc-2-threads-float32.csv"
+    assert markdown_table(read_csv(results)) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_somewhere(page):
+    text = (ROOT / page).read_text()
+    for target in re.findall(r"\]\(([^)#]+)\)", text):
+        assert (ROOT / page).parent.joinpath(target).exists(), target
+
+
+def test_the_versions_agree():
+    import ripple_attention
+
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {ripple_attention.__version__}\n" in citation
