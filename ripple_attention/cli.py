@@ -20,6 +20,24 @@ app = typer.Typer(
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side.")
 app.add_typer(bench, name="bench")
 console = Console()
+errors = Console(stderr=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from ripple_attention import __version__
+
+        console.print(__version__, highlight=False)
+        raise typer.Exit
+
+
+@app.callback()
+def ripple(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Ripple attention: local where it pays, global everywhere."""
 
 
 @app.command()
@@ -67,17 +85,17 @@ def op(
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
-    try:
-        grid_sides = tuple(int(side) for side in sides.split(","))
-    except ValueError:
-        raise typer.BadParameter(f"sides are whole numbers with commas; got {sides!r}") from None
+    if not all(side.isdecimal() and int(side) for side in sides.split(",")):
+        raise typer.BadParameter(f"sides are whole numbers ≥ 1 with commas; got {sides!r}")
+    grid_sides = tuple(int(side) for side in sides.split(","))
     config = OpBenchmark(
         grid_sides, batch, heads, head_dim, max_distance, dtype, device, rounds
     )  # fmt: skip
+    path = output or default_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is found out first
     with console.status("starting") as status:
         rows = list(run(config, status.update))
     show(rows)
-    path = output or default_path(config)
     write_csv(rows, path)
     console.print(f"Wrote [bold]{path}[/bold]")
 
@@ -142,15 +160,15 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        console.print(
+        errors.print(
             f"This command needs {package}, which is not installed. Install it with\n"
             "    pip install 'ripple-attention\\[demo]'",
             style="red",
         )
         sys.exit(1)
-    except (ValueError, RuntimeError) as error:
-        console.print(f"{error}", style="red", markup=False)
+    except (ValueError, RuntimeError, OSError) as error:
+        errors.print(f"{error}", style="red", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
-        console.print("Stopped.", style="yellow")
+        errors.print("Stopped.", style="yellow")
         sys.exit(130)

@@ -22,9 +22,9 @@ class FeatureMap(nn.Module):
     Args:
         head_dim: D.
         num_features: M, the width of φ(x).
-        scaling: What happens to x first: "none"; "scaled", x·D^(−1/4); "unit", x/‖x‖;
-            "unit-scaled", D^(1/4)·x/‖x‖. Without a bound on x the sines of a `learned` map swing
-            ever faster as x grows, and training diverges.
+        scaling: What happens to x first: "none"; "scaled", x·D^(−1/4); "unit", to length 1;
+            "unit-scaled", to length D^(1/4). Without a bound on x the sines of a `learned` map
+            swing ever faster as x grows, and training diverges.
     """
 
     def __init__(self, head_dim: int, num_features: int, scaling: Scaling):
@@ -48,13 +48,18 @@ class FeatureMap(nn.Module):
         return phi_q, self.features(self.scale(k), draw, is_key=True)
 
     def scale(self, x: Tensor) -> Tensor:
+        """x in the length that `scaling` asks for, in float32 or better on the way."""
+        if self.scaling == "none":
+            return x
         if self.scaling == "scaled":
             return x * self.head_dim**-0.25
-        if self.scaling == "unit":
-            return F.normalize(x, dim=-1)
-        if self.scaling == "unit-scaled":
-            return F.normalize(x, dim=-1) * self.head_dim**0.25
-        return x
+        with without_autocast(x):
+            wide = x.to(accumulation_dtype(x))
+            mean_square = wide.square().mean(-1, keepdim=True)
+            length = 1.0 if self.scaling == "unit" else self.head_dim**0.25
+            # Not x/‖x‖ to the letter: a token that is zero must keep a gradient of modest size.
+            scale = length * self.head_dim**-0.5 * (mean_square + 1e-6).rsqrt()
+            return (wide * scale).to(x.dtype)
 
     def draw(self) -> Tensor | None:
         """The random part of the map for one call; None for a map without one."""
@@ -109,7 +114,7 @@ class Learned(FeatureMap):
     def __init__(
         self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
     ):
-        num_features = num_features or head_dim
+        num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling)
         self.w1 = nn.Parameter(torch.randn(head_dim, head_dim))
         self.fc = nn.Linear(2 * head_dim, num_features)
@@ -124,7 +129,7 @@ class LearnedRandomW1(RandomFeatureMap):
     def __init__(
         self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
     ):
-        num_features = num_features or head_dim
+        num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling, num_rows=head_dim)
         self.fc = nn.Linear(2 * head_dim, num_features)
 
@@ -144,7 +149,7 @@ class T2R(FeatureMap):
         num_heads: int = 1,
         scaling: Scaling = "none",
     ):
-        num_features = num_features or head_dim
+        num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling)
         bound = head_dim**-0.5
         self.weight = nn.Parameter(torch.empty(num_heads, num_features, head_dim))
@@ -165,7 +170,7 @@ class RFA(RandomFeatureMap):
     def __init__(
         self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
     ):
-        num_features = num_features or 2 * head_dim
+        num_features = 2 * head_dim if num_features is None else num_features
         if num_features % 2:
             raise ValueError(
                 f"rfa pairs sines with cosines: num_features must be even; got {num_features=}"
@@ -189,7 +194,7 @@ class Performer(RandomFeatureMap):
     def __init__(
         self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "scaled"
     ):
-        num_features = num_features or head_dim
+        num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling, num_rows=num_features)
 
     def sample(self) -> Tensor:
@@ -222,7 +227,7 @@ class DPFP(FeatureMap):
     def __init__(
         self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "none"
     ):
-        num_features = num_features or 2 * head_dim
+        num_features = 2 * head_dim if num_features is None else num_features
         if num_features % (2 * head_dim):
             raise ValueError(
                 "dpfp has 2·head_dim features for each shift: num_features must be a multiple of "
@@ -294,6 +299,9 @@ def create_feature_map(
     """
     if name not in FEATURE_MAPS:
         raise ValueError(f"the feature map must be one of {', '.join(FEATURE_MAPS)}; got {name!r}")
+    if options.keys() - {"scaling"}:
+        unknown = ", ".join(sorted(options.keys() - {"scaling"}))
+        raise ValueError(f"the only option of a feature map is scaling; got {unknown}")
     kind = FEATURE_MAPS[name]
     if kind is T2R:
         options["num_heads"] = num_heads

@@ -5,17 +5,18 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from ripple_attention.ops.common import (
     accumulation_dtype,
     autocast_dtype,
-    safe_inverse,
+    safe_divide,
     without_autocast,
 )
 from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
-from ripple_attention.ops.table import box_sums, table_backward, table_forward
-from ripple_attention.ops.tiled import strips, tiled_backward, tiled_export, tiled_forward
+from ripple_attention.ops.table import box_sums, table_backward, table_export, table_forward
+from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
 from ripple_attention.partition import Partition
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
@@ -24,9 +25,15 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "tiled": register("tiled", tiled_forward, tiled_backward),
 }
 
+# What `torch.export` traces: plain operations, so that the graph runs without this package.
+EXPORTS = {"naive": ripple_naive, "table": table_export, "tiled": tiled_export}
+
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: the ratio
 # of their costs, from `ripple bench op` (64×64 tokens, float32, forward and backward, 2 CPU cores).
 TABLE_PENALTY = 14
+
+
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
 def ripple_attention(
@@ -72,15 +79,21 @@ def ripple_attention(
     if v.numel() == 0:
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if key_padding_mask is not None:
-        k, v = _without_padding(k, v, key_padding_mask)
+        k, v = without_padding(k, v, key_padding_mask)
+    if implementation == "auto" and _carries_tangents(q, k, v, spatial_weights):
+        implementation = "naive"
     if implementation == "auto":
         _, H, W, _, M = q.shape
         implementation = choose_implementation((H, W), M, v.shape[-1], partition)
+    if implementation != "naive" and _carries_tangents(q, k, v, spatial_weights):
+        raise ValueError(
+            "forward-mode derivatives need implementation='naive', or 'auto', which then takes it; "
+            f"got {implementation=}"
+        )
     if implementation != "naive":
         spatial_weights = _drop_empty_groups(spatial_weights, partition, key_padding_mask)
-    operator = IMPLEMENTATIONS[implementation]
-    if torch.compiler.is_exporting() and implementation != "naive":
-        operator = tiled_export  # plain operations: the exported graph runs without this package
+    operators = EXPORTS if torch.compiler.is_exporting() else IMPLEMENTATIONS
+    operator = operators[implementation]
     with without_autocast(v):
         return operator(q, k, v, spatial_weights, list(partition.radii))
 
@@ -109,9 +122,8 @@ def choose_implementation(
     >>> choose_implementation((256, 256), 32, 32, logarithmic(128))
     'table'
     """
-    H, W = grid_size
-    pairs = sum(strip.pairs for strip in strips(H, W, partition.reach))
-    tiled = pairs / (H * W) * (num_features + value_dim) + num_features * value_dim
+    keys = halo_size(*grid_size, partition.reach)
+    tiled = keys * (num_features + value_dim) + num_features * value_dim
     table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY
     return "tiled" if tiled <= table else "table"
 
@@ -134,15 +146,15 @@ def linear_attention(
     """
     q, k, v = _in_autocast_type(q, k, v)
     _check_qkv(q, k, v)
-    _check_mask(key_padding_mask, v)
+    check_mask(key_padding_mask, v)
     if key_padding_mask is not None:
-        k, v = _without_padding(k, v, key_padding_mask)
+        k, v = without_padding(k, v, key_padding_mask)
     with without_autocast(v):
         queries, keys, values = (x.to(accumulation_dtype(v)) for x in (q, k, v))
         state = torch.einsum("bhwnm,bhwne->bnme", keys, values)
         numerator = torch.einsum("bhwnm,bnme->bhwne", queries, state)
         denominator = torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum((1, 2)))
-        return (numerator * safe_inverse(denominator).unsqueeze(-1)).to(v.dtype)
+        return safe_divide(numerator, denominator.unsqueeze(-1)).to(v.dtype)
 
 
 def ripple_softmax_attention(
@@ -174,14 +186,14 @@ def ripple_softmax_attention(
     q, k, v = _in_autocast_type(q, k, v)
     _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
     if key_padding_mask is not None:
-        k, v = _without_padding(k, v, key_padding_mask)
+        k, v = without_padding(k, v, key_padding_mask)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     radii = list(partition.radii)
     with without_autocast(v):
         return ripple_softmax(q, k, v, spatial_weights, radii, key_padding_mask, scale)
 
 
-def _without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+def without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
     """Padding is φ(k) = 0; v too, so that whatever stands there (NaN even) stays there."""
     padded = mask[..., None, None]
     return k.masked_fill(padded, 0), v.masked_fill(padded, 0)
@@ -211,12 +223,21 @@ def _drop_empty_groups(
 
 def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts as autocast casts for matrix products: to its type, float64 and integers excepted."""
+    if not all(isinstance(x, Tensor) for x in tensors):
+        return tensors  # refused by the checks that follow
     dtype = autocast_dtype(tensors[0])
     if dtype is None:
         return tensors
     return tuple(
         x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
     )
+
+
+def _carries_tangents(*tensors: Tensor) -> bool:
+    """Whether a forward-mode derivative (`torch.func.jvp`, dual numbers) is being taken."""
+    if torch.compiler.is_compiling():
+        return False
+    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
 
 
 def _shapes(**tensors: Tensor) -> str:
@@ -255,10 +276,15 @@ def _check_inputs(
             "spatial_weights must be on the device of v; got "
             f"{str(spatial_weights.device)=} and {str(v.device)=}"
         )
-    _check_mask(key_padding_mask, v)
+    check_mask(key_padding_mask, v)
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
+    if not all(isinstance(x, Tensor) for x in (q, k, v)):
+        raise ValueError(
+            f"q, k and v must be tensors; got {type(q)}, {type(k)}, {type(v)}. "
+            "Arrays become tensors by torch.from_numpy."
+        )
     if any(x.dim() != 5 for x in (q, k, v)):
         raise ValueError(
             "q, k and v must be heads-last grids (B, H, W, N, channels); "
@@ -269,9 +295,9 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
             "q and k must have the same shape (B, H, W, N, M), and v their batch, grid and heads "
             f"(B, H, W, N, E); got {_shapes(q=q, k=k, v=v)}"
         )
-    if not (v.is_floating_point() and q.dtype == k.dtype == v.dtype):
+    if not (v.dtype in DTYPES and q.dtype == k.dtype == v.dtype):
         raise ValueError(
-            "q, k and v must share one floating-point type; "
+            "q, k and v must share one floating-point type, float64, float32, bfloat16 or float16; "
             f"got {q.dtype=}, {k.dtype=}, {v.dtype=}. Cast with .to(...) or use torch.autocast."
         )
     if not q.device == k.device == v.device:
@@ -281,9 +307,12 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
         )
 
 
-def _check_mask(mask: Tensor | None, v: Tensor) -> None:
+def check_mask(mask: Tensor | None, v: Tensor) -> None:
+    """Refuses a key padding mask that is not bool (B, H, W) on the device of v."""
     if mask is None:
         return
+    if not isinstance(mask, Tensor):
+        raise ValueError(f"key_padding_mask must be a bool tensor (B, H, W); got {type(mask)}")
     if mask.dtype != torch.bool or mask.shape != v.shape[:3]:
         raise ValueError(
             f"key_padding_mask must be bool (B, H, W) = {tuple(v.shape[:3])}, True for padded "

@@ -7,8 +7,14 @@ from typing import Any, Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ripple_attention.feature_maps import create_feature_map
-from ripple_attention.functional import check_implementation, linear_attention, ripple_attention
+from ripple_attention.feature_maps import FeatureMap, create_feature_map
+from ripple_attention.functional import (
+    check_implementation,
+    check_mask,
+    linear_attention,
+    ripple_attention,
+    without_padding,
+)
 from ripple_attention.partition import Partition, chebyshev, logarithmic
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
@@ -31,9 +37,11 @@ class GridAttention(nn.Module):
         self, dim: int, num_heads: int = 6, *, qkv_bias: bool = True, proj_drop: float = 0.0
     ):
         super().__init__()
-        if num_heads < 1 or dim < 1 or dim % num_heads:
+        whole = isinstance(dim, int) and isinstance(num_heads, int)
+        if not whole or num_heads < 1 or dim < 1 or dim % num_heads:
             raise ValueError(
-                f"num_heads must be at least 1 and divide dim; got {dim=}, {num_heads=}"
+                "dim and num_heads must be whole numbers ≥ 1, and num_heads must divide dim; "
+                f"got {dim=}, {num_heads=}"
             )
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
@@ -65,11 +73,14 @@ class GridAttention(nn.Module):
         shape = x.shape
         if x.dim() == 3:
             grid_size = grid_size or (1, x.shape[1])
+            if isinstance(key_padding_mask, Tensor) and key_padding_mask.shape == shape[:2]:
+                key_padding_mask = key_padding_mask.unflatten(1, grid_size)
             x = x.unflatten(1, grid_size)
             value = None if value is None else value.unflatten(1, grid_size)
-            if key_padding_mask is not None and key_padding_mask.dim() == 2:
-                key_padding_mask = key_padding_mask.unflatten(1, grid_size)
         q, k, v = self._project(x, value)
+        check_mask(key_padding_mask, v)
+        if key_padding_mask is not None:  # whatever stands in the padding stays there
+            k, v = without_padding(k, v, key_padding_mask)
         out = self.attend(q, k, v, key_padding_mask)  # (B, H, W, N, E)
         return self.proj_drop(self.proj(out.flatten(3))).view(shape)
 
@@ -90,9 +101,10 @@ class GridAttention(nn.Module):
     def _check(self, x: Tensor, value: Tensor | None, grid_size: tuple[int, int] | None) -> None:
         dim = self.num_heads * self.head_dim
         name = type(self).__name__
-        if x.dim() not in (3, 4) or x.shape[-1] != dim:
+        if x.dim() not in (3, 4) or x.shape[-1] != dim or not x.is_floating_point():
             raise ValueError(
-                f"{name} takes x as (B, H, W, {dim}) or (B, L, {dim}); got x.shape={tuple(x.shape)}"
+                f"{name} takes floating-point x as (B, H, W, {dim}) or (B, L, {dim}); "
+                f"got x.shape={tuple(x.shape)}, {x.dtype=}"
             )
         if value is not None and value.shape != x.shape:
             raise ValueError(
@@ -105,8 +117,11 @@ class GridAttention(nn.Module):
                 f"with (B, L, C); got x.shape={tuple(x.shape)} and {grid_size=}. A class token has "
                 "no place on the grid: pool the tokens instead."
             )
+        if grid_size is None:
+            return
+        pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2 and min(grid_size) >= 0
         size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
-        if grid_size is not None and size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
+        if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
             raise ValueError(
                 f"grid_size=(H, W) must hold the tokens of x, H·W = L; got {grid_size=} and "
                 f"x.shape={tuple(x.shape)}"
@@ -120,9 +135,7 @@ class SoftmaxAttention(GridAttention):
         queries, keys, values = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))  # (B, N, L, D)
         mask = None
         if key_padding_mask is not None:
-            padded = key_padding_mask.flatten(1)
-            mask = ~padded[:, None, None, :]
-            values = values.masked_fill(padded[:, None, :, None], 0)
+            mask = ~key_padding_mask.flatten(1)[:, None, None, :]
         out = F.scaled_dot_product_attention(queries, keys, values, mask)
         return out.transpose(1, 2).reshape(v.shape)
 
@@ -131,7 +144,7 @@ class LinearAttention(GridAttention):
     """Linear attention: φ(q)·φ(k) in place of the exponential, so that keys are summed once.
 
     Args:
-        feature_map: Name of φ, see `create_feature_map`.
+        feature_map: Name of φ, see `create_feature_map`; or a `FeatureMap` of your own.
         num_features: M, the width of φ; None for the map's own.
         feature_map_options: Further arguments of the map, as {"scaling": "scaled"}.
     """
@@ -141,20 +154,22 @@ class LinearAttention(GridAttention):
         dim: int,
         num_heads: int = 6,
         *,
-        feature_map: str = "learned",
+        feature_map: str | FeatureMap = "learned",
         num_features: int | None = None,
         feature_map_options: dict[str, Any] | None = None,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
     ):
         super().__init__(dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop)
-        self.feature_map = create_feature_map(
-            feature_map,
-            self.head_dim,
-            num_heads=num_heads,
-            num_features=num_features,
-            **(feature_map_options or {}),
-        )
+        if isinstance(feature_map, str):
+            feature_map = create_feature_map(
+                feature_map,
+                self.head_dim,
+                num_heads=num_heads,
+                num_features=num_features,
+                **(feature_map_options or {}),
+            )
+        self.feature_map = feature_map
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         phi_q, phi_k = self.feature_map(q, k)
@@ -196,7 +211,7 @@ class RippleAttention(LinearAttention):
         balanced: bool = True,
         halt_threshold: float = 0.001,
         tail: Tail = "share",
-        feature_map: str = "learned",
+        feature_map: str | FeatureMap = "learned",
         num_features: int | None = None,
         feature_map_options: dict[str, Any] | None = None,
         qkv_bias: bool = True,
@@ -275,7 +290,7 @@ def _partition(partition: str | Partition, max_distance: int) -> Partition:
     known = {"chebyshev": chebyshev, "logarithmic": logarithmic}
     if isinstance(partition, Partition):
         return partition
-    if partition not in known:
+    if not isinstance(partition, str) or partition not in known:
         raise ValueError(
             f"partition must be one of {', '.join(known)} or a Partition; got {partition!r}"
         )

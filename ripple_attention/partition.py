@@ -28,7 +28,7 @@ class Partition:
     radii: tuple[int, ...]
 
     def __init__(self, radii: Iterable[int]):
-        radii = tuple(radii)
+        radii = tuple(radii) if isinstance(radii, Iterable) else ()
         whole = all(isinstance(radius, int) and not isinstance(radius, bool) for radius in radii)
         rising = all(low < high for low, high in pairwise(radii))
         if not radii or not whole or not rising or radii[0] < 0:
@@ -125,6 +125,8 @@ def dense(grid_size: tuple[int, int]) -> Partition:
     >>> dense((3, 5)).num_groups
     5
     """
+    if not isinstance(grid_size, tuple | list) or len(grid_size) != 2:
+        raise ValueError(f"grid_size must be (H, W); got {grid_size!r}")
     return chebyshev(max(max(grid_size) - 1, 1))
 
 

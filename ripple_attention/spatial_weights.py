@@ -86,7 +86,8 @@ def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
         threshold: τ in [0, 1]; 0 changes nothing.
         tail: "share" divides by the number of merged groups, so that the weights add up to 1;
             "printed" takes both of the paper's formulas to the letter: it halts one group earlier,
-            with all of that group's weight, and divides by one more than there are.
+            with all of that group's weight, and divides by one more than there are. (It halts at
+            the last group at the latest, and so halves it.)
 
     Returns:
         (…, G).
@@ -134,13 +135,15 @@ class SpatialWeights(nn.Module):
                 f"the kind of spatial weights must be one of {get_args(WeightKind)}; got {kind!r}"
             )
         _check_halting(halt_threshold, tail)
+        if num_groups < 2:
+            raise ValueError(f"weights need a ring and a rest, num_groups ≥ 2; got {num_groups=}")
         self.kind = kind
         self.balanced = balanced
         self.halt_threshold = halt_threshold
         self.tail: Tail = tail
         self.num_groups = num_groups
         if kind == "fixed":
-            self.register_buffer("weights", fixed_weights(num_groups), persistent=False)
+            self.register_buffer("weights", fixed_weights(num_groups))
         else:
             num_logits = num_groups if kind == "softmax" else num_groups - 1
             self.proj = nn.Linear(value_dim, value_dim)

@@ -78,7 +78,8 @@ def test_bench_op_names_what_does_not_fit(monkeypatch):
     ("words", "message"),
     [
         (("--dtype", "int8"), "must be one of"),
-        (("--sides", "14;32"), "whole numbers with commas"),
+        (("--sides", "14;32"), "whole numbers"),
+        (("--sides", "0"), "whole numbers"),
         (("--max-distance", "0"), "greater than or equal"),
     ],
 )
@@ -151,7 +152,7 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
     monkeypatch.setattr(cli, "app", missing)
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    output = capsys.readouterr().out
+    output = capsys.readouterr().err
     assert "needs sklearn" in output
     assert "ripple-attention[demo]" in output
 
@@ -163,4 +164,4 @@ def test_an_interrupt_leaves_a_message(monkeypatch, capsys):
     monkeypatch.setattr(cli, "app", interrupted)
     with pytest.raises(SystemExit, match="130"):
         cli.main()
-    assert "Stopped" in capsys.readouterr().out
+    assert "Stopped" in capsys.readouterr().err

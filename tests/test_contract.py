@@ -57,6 +57,8 @@ BAD = {
         lambda x: {"implementation": "cuda"},
         "must be one of 'auto', 'naive', 'table', 'tiled'; got implementation='cuda'",
     ),
+    "arrays": (lambda x: {"q": x["q"].numpy()}, "must be tensors; got .*from_numpy"),
+    "a list as mask": (lambda x: {"key_padding_mask": [True]}, "must be a bool tensor"),
     "another device": (lambda x: {"q": x["q"].to("meta")}, "on one device; got"),
 }  # fmt: skip
 
@@ -229,6 +231,43 @@ def test_exports_to_onnx_with_a_dynamic_batch(layer_inputs, tmp_path):
         (got,) = session.run(None, {"x": x[:size].numpy(), "mask": mask[:size].numpy()})
         expected = layer(x[:size], mask[:size])
         assert relative_error(torch.from_numpy(got), expected) < 1e-5
+
+
+def test_an_explicit_choice_is_exported_as_chosen(layer_inputs):
+    layer, x, mask = layer_inputs
+    expected = layer(x, mask)
+    for implementation, operation in (("table", "cumsum"), ("naive", "gather")):
+        layer.attention.implementation = implementation
+        program = torch.export.export(layer, (x, mask))
+        assert operation in str(program.graph)
+        assert relative_error(program.module()(x, mask), expected) < 1e-5
+
+
+def test_auto_compiles_once_for_many_grids():
+    torch._dynamo.reset()
+    layer = RippleAttention(8, num_heads=1)
+    compiled = torch.compile(layer, fullgraph=True, backend="eager", dynamic=True)
+    for side in range(20, 32):
+        x = torch.randn(1, side, side + 3, 8)
+        assert relative_error(compiled(x), layer(x)) < 1e-5
+
+
+def test_forward_mode_takes_naive_and_is_refused_elsewhere(good):
+    q, k, v, weights, _ = good.values()
+
+    def tangent(implementation):
+        def run(x):
+            return ripple_attention(
+                x, k, v, weights, partition=PARTITION, implementation=implementation
+            )
+
+        return torch.func.jvp(run, (q,), (torch.ones_like(q),))[1]
+
+    assert torch.equal(tangent("auto"), tangent("naive"))
+    assert tangent("auto").norm() > 0
+    for implementation in ("table", "tiled"):
+        with pytest.raises(ValueError, match="forward-mode derivatives need .*'naive'"):
+            tangent(implementation)
 
 
 def test_a_partition_made_by_hand_runs(good):

@@ -65,7 +65,7 @@ def test_learned_map_has_the_papers_parameters():
 @pytest.mark.parametrize("name", ["learned", "learned-random-w1", "rfa"])
 def test_the_length_of_the_input_does_not_matter_by_default(name, x):
     feature_map = make(name).eval()
-    torch.testing.assert_close(feature_map(x), feature_map(50 * x))
+    torch.testing.assert_close(feature_map(x), feature_map(50 * x), atol=1e-5, rtol=0)
 
 
 def test_scalings_set_the_length_of_the_input(x):
@@ -75,8 +75,20 @@ def test_scalings_set_the_length_of_the_input(x):
     }
     torch.testing.assert_close(lengths["none"], x.norm(dim=-1))
     torch.testing.assert_close(lengths["scaled"], x.norm(dim=-1) * 8**-0.25)
-    torch.testing.assert_close(lengths["unit"], torch.ones_like(lengths["unit"]))
-    torch.testing.assert_close(lengths["unit-scaled"], torch.full_like(lengths["unit"], 8**0.25))
+    ones = torch.ones_like(lengths["unit"])
+    torch.testing.assert_close(lengths["unit"], ones, rtol=1e-5, atol=0)
+    torch.testing.assert_close(lengths["unit-scaled"], 8**0.25 * ones, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_zero_tokens_stay_finite_with_gradients_of_modest_size(name, dtype):
+    feature_map = create_feature_map(name, 8, num_heads=2).to(dtype).eval()
+    x = torch.zeros(1, 3, 3, 2, 8, dtype=dtype, requires_grad=True)
+    phi_q, phi_k = feature_map(x, x)
+    assert phi_q.isfinite().all() and phi_k.isfinite().all()
+    (grad,) = torch.autograd.grad(phi_q.sum() + phi_k.sum(), x)
+    assert grad.isfinite().all() and grad.abs().max() < 1e4
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -196,3 +208,7 @@ def test_bad_arguments_are_refused():
         create_feature_map("elu", 32, num_features=16)
     with pytest.raises(ValueError, match="at least one channel"):
         create_feature_map("learned", 0)
+    with pytest.raises(ValueError, match="at least one channel"):
+        create_feature_map("learned", 32, num_features=0)
+    with pytest.raises(ValueError, match="only option of a feature map is scaling; got width"):
+        create_feature_map("learned", 32, width=3)

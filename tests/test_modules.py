@@ -10,6 +10,7 @@ from ripple_attention import (
     Partition,
     RippleAttention,
     SoftmaxAttention,
+    create_feature_map,
     fixed_weights,
     record_spatial_weights,
     stick_breaking,
@@ -202,7 +203,7 @@ def test_bad_input_is_refused(x):
     with pytest.raises(ValueError, match=r"H·W = L; got grid_size=\(5, 6\)"):
         layer(x.flatten(1, 2), grid_size=(5, 6))
     with pytest.raises(
-        ValueError, match=r"takes x.*as \(B, H, W, 24\).*got x.shape=\(2, 5, 7, 12\)"
+        ValueError, match=r"takes floating-point x as \(B, H, W, 24\).*got x.shape=\(2, 5, 7, 12\)"
     ):
         layer(x[..., :12])
     with pytest.raises(ValueError, match="value.shape="):
@@ -219,3 +220,55 @@ def test_bad_input_is_refused(x):
         RippleAttention(24, num_heads=2, partition="dense")
     with pytest.raises(ValueError, match="implementation must be one of"):
         RippleAttention(24, num_heads=2, implementation="fast")
+    with pytest.raises(ValueError, match="or a Partition; got"):
+        RippleAttention(24, num_heads=2, partition=[0, 1])
+    with pytest.raises(ValueError, match="whole numbers"):
+        RippleAttention(24, num_heads=2.0)
+    for grid_size in (35, (-5, -7), (5, 7, 1)):
+        with pytest.raises(ValueError, match="H·W = L"):
+            layer(x.flatten(1, 2), grid_size=grid_size)
+    with pytest.raises(ValueError, match="floating-point"):
+        layer(x.int())
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_every_layer_checks_its_mask(kind, x):
+    layer = make(kind)
+    for mask in (
+        torch.zeros(2, 7, 5, dtype=torch.bool),
+        torch.zeros(1, 5, 7, dtype=torch.bool),
+        torch.zeros(2, 5, 7),
+        [[False]],
+    ):
+        with pytest.raises(ValueError, match="key_padding_mask must be"):
+            layer(x, key_padding_mask=mask)
+    with pytest.raises(ValueError, match="key_padding_mask must be"):
+        layer(x.flatten(1, 2), grid_size=(5, 7), key_padding_mask=torch.zeros(2, 30).bool())
+
+
+@pytest.mark.parametrize("feature_map", ["learned", "performer", None])
+def test_what_stands_in_the_padding_stays_there(feature_map, x):
+    layer = (
+        make(RippleAttention, feature_map=feature_map) if feature_map else make(SoftmaxAttention)
+    )
+    layer.eval()
+    mask = torch.zeros(2, 5, 7, dtype=torch.bool)
+    mask[:, 4:] = True
+    expected = layer(x, key_padding_mask=mask)[~mask]
+    x[mask] = torch.nan
+    assert torch.equal(layer(x, key_padding_mask=mask)[~mask], expected)
+
+
+def test_a_feature_map_of_ones_own_is_taken(x):
+    layer = make(RippleAttention, feature_map=create_feature_map("elu", 12))
+    expected = make(RippleAttention, feature_map="elu")
+    layer.load_state_dict(expected.state_dict())
+    assert torch.equal(layer(x), expected(x))
+
+
+def test_fixed_weights_survive_initialisation_on_meta(x):
+    source = make(RippleAttention, weights="fixed")
+    with torch.device("meta"):
+        target = RippleAttention(24, num_heads=2, weights="fixed").double()
+    target.to_empty(device="cpu").load_state_dict(source.state_dict())
+    assert torch.equal(target(x), source(x))

@@ -98,7 +98,7 @@ def test_tiled_error_is_within_twice_naives_at_the_same_precision(partition, gri
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
-@pytest.mark.parametrize("grid", GRIDS)
+@pytest.mark.parametrize("grid", GRIDS[1:])  # a lone token's gradients are nothing but rounding
 @pytest.mark.parametrize("partition", [chebyshev(4), chebyshev(60), logarithmic(9)])
 def test_table_matches_naive_in_float32(partition, grid):
     inputs = make_inputs(grid, partition, dtype=torch.float32, features=16, value_dim=8)
@@ -214,6 +214,35 @@ def test_a_rest_that_is_all_padding_gives_zeros(implementation):
     assert (out[:, 3:6, 3:6] == 0).all()  # these have the only key within their boxes
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_queries_that_see_dead_keys_alone_give_zeros(implementation, dtype):
+    partition = chebyshev(4)
+    q, k, v, weights = make_inputs((40, 40), partition, dtype=dtype)
+    dead = torch.ones(40, 40, dtype=torch.bool)
+    dead[19:22, 19:22] = False
+    k[:, dead] = 0  # not padded: features that happen to be zero
+    weights = torch.zeros_like(weights)
+    weights[..., -1] = 1
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    out = run(implementation, partition)(*leaves)
+    seen = out[:, 18:23, 18:23]
+    assert (seen == 0).all()
+    assert all((grad == 0).all() for grad in torch.autograd.grad(seen.sum(), leaves))
+
+
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_small_denominators_have_finite_gradients(implementation):
+    partition = chebyshev(2)
+    q, k, v, weights = make_inputs((5, 6), partition, dtype=torch.float32)
+    tiny = (1e-12 * q, 1e-12 * k, v, weights)
+    _, grads = gradients(run(implementation, partition), tiny)
+    assert all(grad.isfinite().all() for grad in grads)
+    if implementation == "naive":
+        _, grads = gradients(linear_attention, tiny[:3])
+        assert all(grad.isfinite().all() for grad in grads)
+
+
 @pytest.mark.parametrize("implementation", ["naive", *FAST])
 def test_queries_that_see_padding_alone_give_zeros(implementation):
     partition = chebyshev(3)
@@ -299,8 +328,8 @@ def test_nan_stays_where_it_belongs(implementation):
     broken = run(implementation, partition)(q, k, v, weights).isnan().any(-1)
     expected = torch.zeros_like(broken)
     expected[0, 2, 3, 1] = expected[0, 4, 4, 0] = True
-    expected[1, :, :, 0] = True
-    assert torch.equal(broken | (q == 0).all(-1), expected | (q == 0).all(-1))
+    expected[1, :, :, 0] = torch.einsum("hwm,xym->hw", q[1, :, :, 0], k[1, :, :, 0]) != 0
+    assert torch.equal(broken, expected)
 
 
 @pytest.mark.parametrize("implementation", ["auto", "naive", *FAST])

@@ -57,7 +57,7 @@ def test_a_distance_that_is_not_a_count_is_refused(distance):
             make(distance)
 
 
-@pytest.mark.parametrize("radii", [(), (1, 1), (2, 1), (-1, 3), (0, 1.5)])
+@pytest.mark.parametrize("radii", [(), 5, (1, 1), (2, 1), (-1, 3), (0, 1.5)])
 def test_radii_out_of_order_are_refused(radii):
     with pytest.raises(ValueError, match="strictly increasing; got radii="):
         Partition(radii)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ripple_attention.bench import measure
 from ripple_attention.functional import linear_attention, ripple_attention
-from ripple_attention.ops.common import accumulation_dtype, safe_inverse
+from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.partition import Partition, chebyshev
 
 System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -77,7 +77,7 @@ def table_by_autograd(
         previous = current
     result = result + weights[..., -1:, None] * (table[:, :, -1:, -1:] - previous)
     sums = (q.unsqueeze(-2) @ result).squeeze(-2)
-    out = sums[..., :-1] * safe_inverse(sums[..., -1:])
+    out = safe_divide(sums[..., :-1], sums[..., -1:])
     return out.permute(0, 2, 3, 1, 4).to(spatial_weights.dtype)
 
 
@@ -205,7 +205,6 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
 def write_csv(rows: list[Row], path: Path) -> None:
     """Writes the rows, whole or not at all."""
     names = list(dict.fromkeys(name for row in rows for name in row))
-    path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f".{path.name}.part")
     with unfinished.open("w", newline="") as file:
         writer = csv.DictWriter(file, names)
@@ -218,6 +217,8 @@ def read_csv(path: Path) -> list[Row]:
     """The rows of `write_csv`, numbers as numbers again where they are used as such."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
+    if not rows or not {"tokens", "system", "pass", "status", "median_ms"} <= rows[0].keys():
+        raise ValueError(f"{path} is not a CSV of `ripple bench op`: it lacks rows or columns")
     for row in rows:
         row["tokens"] = int(row["tokens"])
         for name in ("median_ms", "peak_mb"):

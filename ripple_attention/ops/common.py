@@ -27,13 +27,24 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return torch.autocast(x.device.type, enabled=False)
 
 
-def safe_inverse(denominator: Tensor) -> Tensor:
-    """1 / denominator, and 0 where the denominator is 0, with a zero gradient there too.
+def safe_divide(numerator: Tensor | float, denominator: Tensor) -> Tensor:
+    """numerator / denominator, and 0 where the denominator is 0, with zero gradients there too.
 
     A subnormal denominator counts as 0: its inverse would overflow.
     """
     empty = denominator.abs() < torch.finfo(denominator.dtype).tiny
-    return torch.where(empty, 0, 1 / torch.where(empty, 1, denominator))
+    return torch.where(empty, 0, numerator / torch.where(empty, 1, denominator))
+
+
+def settle(denominator: Tensor, magnitude: Tensor) -> Tensor:
+    """The denominator, or 0 where it is no more than the rounding of what it is a difference of.
+
+    Args:
+        denominator: A difference of sums, zero in exact arithmetic where a query sees nothing.
+        magnitude: The size of those sums.
+    """
+    rounding = 16 * torch.finfo(denominator.dtype).eps
+    return denominator.masked_fill(denominator.abs() <= rounding * magnitude, 0)
 
 
 def parts(v: Tensor, numbers_per_head: int, budget: int) -> Iterator[tuple[slice, ...]]:

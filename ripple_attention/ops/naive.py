@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, safe_inverse
+from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.partition import Partition
 
 
@@ -61,7 +61,7 @@ def _pair_weights(spatial_weights: Tensor, radii: list[int]) -> Tensor:
 
 
 def _weighted_mean(pairs: Tensor, values: Tensor, like: Tensor) -> Tensor:
-    out = (pairs @ values) * safe_inverse(pairs.sum(-1, keepdim=True))  # (B, N, L, E)
+    out = safe_divide(pairs @ values, pairs.sum(-1, keepdim=True))  # (B, N, L, E)
     return out.transpose(1, 2).reshape(like.shape).to(like.dtype)  # (B, H, W, N, E)
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, parts, safe_inverse
+from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide, settle
 
 # Numbers in one table at a time: near the cache on a CPU, enough to fill the machine elsewhere.
 NUMBERS_ON_CPU = 2**20
@@ -34,9 +34,19 @@ def table_forward(
         queries, keys, values, weights = (_heads_first(x[part]) for x in (q, k, v, spatial_weights))
         values = F.pad(values, (0, 1), value=1)
         sums = _weighted_sums(queries, keys, values, weights, radii)  # (B, N, H, W, E+1)
-        out[part] = (sums[..., :-1] * safe_inverse(sums[..., -1:])).permute(0, 2, 3, 1, 4)
+        out[part] = safe_divide(sums[..., :-1], sums[..., -1:]).permute(0, 2, 3, 1, 4)
         denominator[part] = sums[..., -1].permute(0, 2, 3, 1)
     return out, denominator
+
+
+def table_export(
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]
+) -> Tensor:
+    """`table_forward` without a loop over the batch: a traced graph takes any batch size."""
+    queries, keys, values, weights = (_heads_first(x) for x in (q, k, v, spatial_weights))
+    values = F.pad(values, (0, 1), value=1)
+    sums = _weighted_sums(queries, keys, values, weights, radii)
+    return safe_divide(sums[..., :-1], sums[..., -1:]).permute(0, 2, 3, 1, 4).to(v.dtype)
 
 
 def table_backward(
@@ -59,7 +69,7 @@ def table_backward(
     for part in _parts(q, v):
         queries, keys, values, weights = (_heads_first(x[part]) for x in inputs)
         values = F.pad(values, (0, 1), value=1)
-        y = _heads_first(grad[part] * safe_inverse(denominator[part]).unsqueeze(-1))
+        y = _heads_first(grad[part] * safe_divide(1, denominator[part]).unsqueeze(-1))
         c = -(y * _heads_first(out[part])).sum(-1, keepdim=True)
         y = torch.cat([y, c], -1)  # (B, N, H, W, E+1)
         grad_q, grad_weights = _query_gradients(queries, keys, values, weights, y, radii)
@@ -133,7 +143,9 @@ def _weighted_sums(
         sums.addcmul_(weights[..., group, None], box - inner)
         inner = box
     whole = mean * (mean.shape[2] * mean.shape[3])
-    return sums.addcmul_(weights[..., -1:], whole - inner)
+    sums.addcmul_(weights[..., -1:], whole - inner)
+    magnitude = weights.abs().sum(-1, keepdim=True) * whole[..., -1:].abs()
+    return torch.cat([sums[..., :-1], settle(sums[..., -1:], magnitude)], -1)
 
 
 def _query_gradients(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, parts, safe_inverse
+from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide, settle
 from ripple_attention.partition import Partition
 
 # Small tiles waste little of their halo, large ones copy fewer keys; 8 columns need no padding on
@@ -122,6 +122,12 @@ def strips(height: int, width: int, reach: int, max_pairs: int = PAIRS_ON_CPU) -
         yield Strip(slice(start, stop), keys, width, tiles, tile, halo, reach)
 
 
+def halo_size(height: int, width: int, reach: int) -> int:
+    """The number of keys that a query meets, but for tiles that are cut short at the border."""
+    rows = min(height, _uncut(height, TILE_ROWS, reach) + 2 * reach)
+    return rows * min(width, _uncut(width, TILE_COLUMNS, reach) + 2 * reach)
+
+
 def _uncut(size: int, tile: int, reach: int) -> int:
     return size if size <= 2 * (tile + reach) else tile
 
@@ -176,8 +182,9 @@ def _attend(
         if state is not None:
             far = _by_tile(_by_head(rest * queries, strip) @ state, strip)
             numerator += far[..., :-1]
-            denominator += far[..., -1:]
-        out = strip.untile_queries(numerator * safe_inverse(denominator), heads)
+            magnitude = denominator.abs() + far[..., -1:].abs()
+            denominator = settle(denominator + far[..., -1:], magnitude)
+        out = strip.untile_queries(safe_divide(numerator, denominator), heads)
         yield strip, out, strip.untile_queries(denominator, heads).squeeze(-1)
 
 
@@ -216,7 +223,7 @@ def _write_gradients(
     far_grad = torch.zeros_like(state)
     near_k = state.new_zeros(B * N, H, cuts[0].padded_width, k.shape[-1])
     near_v = state.new_zeros(B * N, H, cuts[0].padded_width, E)
-    inverse = safe_inverse(denominator).unsqueeze(-1)
+    inverse = safe_divide(1, denominator).unsqueeze(-1)
     all_y = grad * inverse
     all_c = -(all_y * out).sum(-1, keepdim=True)
     for strip, groups in _with_groups(cuts, partition, v.device):
