@@ -62,6 +62,38 @@ def picture(
     console.print(f"Wrote [bold]{path}[/bold]")
 
 
+@app.command()
+def models(
+    throughput: Annotated[
+        int | None, typer.Option(min=1, help="Also measure images/s, with this batch size.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda, for the throughput.")] = "cpu",
+    only: Annotated[str, typer.Option(help="Names that contain this.")] = "",
+) -> None:
+    """List the models, their size beside the paper's. Example: ripple models --only patch2_32"""
+    from ripple_attention.bench.models import model_cost
+    from ripple_attention.models import MODELS
+    from ripple_attention.paper import PARAMETERS
+
+    names = [name for name in MODELS if only in name]
+    if not names:
+        raise typer.BadParameter(f"no model's name contains {only!r}; they are {', '.join(MODELS)}")
+    table = Table()
+    table.add_column("model", no_wrap=True)
+    for heading in ("M params", "paper's", "GMACs", *(["images/s"] if throughput else [])):
+        table.add_column(heading, justify="right")
+    with console.status("measuring") as status:
+        for name in names:
+            status.update(name)
+            cost = model_cost(name, throughput, device)
+            paper = ", ".join(f"{value:.2f} ({t})" for t, value in PARAMETERS.get(name, {}).items())
+            row = [name, f"{cost.parameters / 1e6:.2f}", paper or "–", f"{cost.gflops:.2f}"]
+            if cost.images_per_second:
+                row.append(f"{cost.images_per_second:,.0f}")
+            table.add_row(*row)
+    console.print(table)
+
+
 @bench.command()
 def op(
     sides: Annotated[str, typer.Option(help="Grid sides, with commas.")] = "14,32,64,128",
@@ -162,7 +194,7 @@ def main() -> None:
         package = (error.name or "").split(".")[0]
         errors.print(
             f"This command needs {package}, which is not installed. Install it with\n"
-            "    pip install 'ripple-attention\\[demo]'",
+            "    pip install 'ripple-attention\\[vision,demo]'",
             style="red",
         )
         sys.exit(1)

@@ -55,6 +55,15 @@ def test_bench_op_checks_times_and_writes(tmp_path):
     assert figure.read_bytes()[:4] == PNG
 
 
+def test_models_are_listed_beside_the_papers_counts():
+    done = ripple("models", "--only", "tiny4", "--throughput", 1)
+    assert done.exit_code == 0, done.output
+    assert "ripple_tiny4_patch2_32" in done.output
+    assert "1.89 (table 8)" in done.output
+    assert "images/s" in done.output
+    assert ripple("models", "--only", "resnet").exit_code == 2
+
+
 def test_bench_op_refuses_to_time_a_wrong_result(monkeypatch):
     real = op.systems
 
@@ -154,7 +163,7 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
         cli.main()
     output = capsys.readouterr().err
     assert "needs sklearn" in output
-    assert "ripple-attention[demo]" in output
+    assert "ripple-attention[vision,demo]" in output
 
 
 def test_an_interrupt_leaves_a_message(monkeypatch, capsys):

@@ -1,0 +1,6 @@
+"""The paper's models. Importing this package makes them known to `timm.create_model`."""
+
+from ripple_attention.models.registry import MODELS, adapt_state_dict, count_parameters
+from ripple_attention.models.vit import ATTENTIONS, GridVisionTransformer
+
+__all__ = ["ATTENTIONS", "MODELS", "GridVisionTransformer", "adapt_state_dict", "count_parameters"]

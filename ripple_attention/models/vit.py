@@ -1,0 +1,208 @@
+"""Vision transformers on a grid of tokens: DeiT's body with any of the paper's attentions in it."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from timm.layers import DropPath, resample_abs_pos_embed
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from ripple_attention.models.encodings import (
+    ConvSPELinearAttention,
+    PermutedLinearAttention,
+    RotaryLinearAttention,
+    SineSPELinearAttention,
+)
+from ripple_attention.models.gated import GatedPositionalAttention
+from ripple_attention.modules import (
+    GridAttention,
+    LinearAttention,
+    RippleAttention,
+    SoftmaxAttention,
+)
+from ripple_attention.partition import dense
+
+RIPPLE_OPTIONS = (
+    "max_distance",
+    "partition",
+    "weights",
+    "balanced",
+    "halt_threshold",
+    "tail",
+    "implementation",
+)
+FEATURE_OPTIONS = ("feature_map", "num_features", "feature_map_options")
+
+MakeLayer = Callable[[int, dict[str, Any]], GridAttention]
+
+
+class GridBlock(nn.Module):
+    """A pre-norm transformer block on a grid (B, H, W, C), with timm's parameter names.
+
+    The attention is put in place by the model, which knows how deep the block lies.
+    """
+
+    attn: nn.Module
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        mlp_ratio: float,
+        mlp_layer: type[nn.Module],
+        act_layer: type[nn.Module],
+        norm_layer: type[nn.Module],
+        drop_path: float = 0.0,
+        proj_drop: float = 0.0,
+        **_: Any,  # what other blocks of timm know: layer scale, normed queries, …
+    ):
+        super().__init__()
+        self.norm1 = norm_layer(dim)
+        self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.norm2 = norm_layer(dim)
+        self.mlp = mlp_layer(
+            in_features=dim,
+            hidden_features=int(dim * mlp_ratio),
+            act_layer=act_layer,
+            drop=proj_drop,
+        )
+        self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.drop_path1(self.attn(self.norm1(x)))
+        return x + self.drop_path2(self.mlp(self.norm2(x)))
+
+
+class GridVisionTransformer(VisionTransformer):
+    """A vision transformer without class token that keeps its tokens on their grid.
+
+    Images of any size and shape that the patches divide are taken; position embeddings are resized.
+
+    Args:
+        attention: "ripple", "linear", "softmax", or another of `ATTENTIONS`.
+        ripple_layers: How many layers, from the first, ripple; the others are linear attention.
+        pos_embed: "learn" for absolute position embeddings, "none" for none.
+        max_distance, partition, weights, balanced, halt_threshold, tail, implementation: As in
+            `RippleAttention`; `partition="dense"` has a ring for every distance of `img_size`.
+        feature_map, num_features, feature_map_options: As in `LinearAttention`.
+        kwargs: As in timm's `VisionTransformer`.
+    """
+
+    def __init__(
+        self,
+        *,
+        attention: str = "ripple",
+        ripple_layers: int = 9,
+        num_heads: int = 6,
+        **kwargs: Any,
+    ):
+        if attention not in ATTENTIONS:
+            known = ", ".join(ATTENTIONS)
+            raise ValueError(f"attention must be one of {known}; got {attention!r}")
+        taken = {n: kwargs.pop(n) for n in (*RIPPLE_OPTIONS, *FEATURE_OPTIONS) if n in kwargs}
+        kwargs.pop("dynamic_img_size", None)  # always: tokens stay on their grid
+        super().__init__(
+            num_heads=num_heads,
+            class_token=False,
+            global_pool=kwargs.pop("global_pool", "avg"),
+            fc_norm=kwargs.pop("fc_norm", False),  # norm, then mean, as in DeiT
+            dynamic_img_size=True,
+            block_fn=GridBlock,
+            **kwargs,
+        )
+        if taken.get("partition") == "dense":
+            taken["partition"] = dense(self.patch_embed.grid_size)
+        taken |= {"qkv_bias": kwargs.get("qkv_bias", True), "num_heads": num_heads}
+        taken |= {"proj_drop": kwargs.get("proj_drop_rate", 0.0), "ripple_layers": ripple_layers}
+        for index, block in enumerate(self.blocks):
+            block.attn = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
+            _init_like_timm(block.attn)
+
+    def _pos_embed(self, x: Tensor) -> Tensor:
+        """Adds the position embedding, resized to the grid of x (B, H, W, C)."""
+        if self.pos_embed is not None:
+            _, H, W, _ = x.shape
+            embedding = resample_abs_pos_embed(
+                self.pos_embed,
+                new_size=[H, W],
+                old_size=list(self.patch_embed.grid_size),
+                num_prefix_tokens=0,
+            )
+            x = x + embedding.unflatten(1, (H, W))
+        return self.pos_drop(x)
+
+    def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """Images (B, channels, height, width) → normed tokens in a row (B, L, C)."""
+        return super().forward_features(x, *args, **kwargs).flatten(1, 2)
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As timm's; tokens in a row where `output_fmt="NLC"`."""
+        result = super().forward_intermediates(x, *args, **kwargs)
+        in_rows = kwargs.get("output_fmt") == "NLC"
+        if isinstance(result, dict):
+            intermediates, features = result["image_intermediates"], result.get("image_features")
+        elif isinstance(result, tuple):
+            features, intermediates = result
+        else:
+            features, intermediates = None, result
+        if in_rows:
+            intermediates = [y.flatten(1, 2) for y in intermediates]
+        if features is not None:
+            features = features.flatten(1, 2)
+        if isinstance(result, dict):
+            kept = {"image_intermediates": intermediates, "image_features": features}
+            return {name: kept[name] for name in result}
+        return intermediates if features is None else (features, intermediates)
+
+
+def _init_like_timm(attention: nn.Module) -> None:
+    """Truncated normal projections without bias, as elsewhere in timm's transformer.
+
+    Feature maps and spatial weights keep their own start.
+    """
+    for name in ("qkv", "proj"):
+        layer = getattr(attention, name, None)
+        if isinstance(layer, nn.Linear):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+
+def _options(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    shared = ("dim", "num_heads", "qkv_bias", "proj_drop")
+    return {name: options[name] for name in (*shared, *names) if name in options}
+
+
+def _ripple(index: int, options: dict[str, Any]) -> GridAttention:
+    if index >= options["ripple_layers"]:
+        return _linear(index, options)
+    return RippleAttention(**_options(options, *RIPPLE_OPTIONS, *FEATURE_OPTIONS))
+
+
+def _linear(
+    index: int, options: dict[str, Any], kind: type[LinearAttention] = LinearAttention
+) -> GridAttention:
+    return kind(**_options(options, *FEATURE_OPTIONS))
+
+
+def _softmax(index: int, options: dict[str, Any]) -> GridAttention:
+    return SoftmaxAttention(**_options(options))
+
+
+def _gated(index: int, options: dict[str, Any], gated_layers: int = 10) -> GridAttention:
+    if index >= gated_layers:
+        return _softmax(index, options)
+    return GatedPositionalAttention(**_options(options) | {"qkv_bias": False})
+
+
+ATTENTIONS: dict[str, MakeLayer] = {
+    "ripple": _ripple,
+    "linear": _linear,
+    "softmax": _softmax,
+    "rope": partial(_linear, kind=RotaryLinearAttention),
+    "permute": partial(_linear, kind=PermutedLinearAttention),
+    "sinespe": partial(_linear, kind=SineSPELinearAttention),
+    "convspe": partial(_linear, kind=ConvSPELinearAttention),
+    "gated": _gated,
+}

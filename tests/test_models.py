@@ -1,0 +1,176 @@
+"""The vision transformers of the paper, as a timm user meets them."""
+
+import pytest
+import torch
+
+timm = pytest.importorskip("timm")
+
+from inputs import relative_error  # noqa: E402
+from ripple_attention import RippleAttention, record_spatial_weights  # noqa: E402
+from ripple_attention.models import MODELS, adapt_state_dict, count_parameters  # noqa: E402
+from ripple_attention.paper import PARAMETERS  # noqa: E402
+
+SMALL = [name for name in MODELS if name.endswith("patch2_32")]
+
+# Table 8 counts the two 12-layer models 0.05 M higher than table 2 and than the sum of their parts.
+PAPER = {
+    name: min(tables.values())
+    for name, tables in PARAMETERS.items()
+    if "table 1" in tables or "tiny4" in name
+}
+
+
+def create(name, **options):
+    torch.manual_seed(0)
+    return timm.create_model(name, **options)
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_parameter_counts_are_the_papers(name):
+    with torch.device("meta"):
+        count = count_parameters(create(name)) / 1e6
+    assert abs(count - PAPER[name]) <= 0.03
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_forward_and_backward(name):
+    model = create(name, depth=3)
+    out = model(torch.randn(2, 3, 32, 32))
+    assert out.shape == (2, 100)
+    out.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_images_of_any_shape_are_taken(name):
+    model = create(name, depth=2, dynamic_img_size=True).eval()
+    assert model(torch.randn(1, 3, 24, 40)).shape == (1, 100)
+    features, maps = model.forward_intermediates(torch.randn(1, 3, 24, 40))
+    assert features.shape == (1, 12 * 20, 192)
+    assert [tuple(m.shape) for m in maps] == [(1, 192, 12, 20)] * 2
+    rows = model.forward_intermediates(
+        torch.randn(1, 3, 24, 40), output_fmt="NLC", intermediates_only=True
+    )
+    assert [tuple(row.shape) for row in rows] == [(1, 240, 192)] * 2
+
+
+def test_features_only():
+    model = create("ripple_tiny_patch2_32", depth=4, features_only=True, out_indices=(1, 3))
+    maps = model(torch.randn(1, 3, 32, 32))
+    assert [tuple(m.shape) for m in maps] == [(1, 192, 16, 16)] * 2
+
+
+def test_the_classifier_can_be_reset():
+    model = create("ripple_tiny_patch2_32", depth=2)
+    model.reset_classifier(7)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 7)
+    model.reset_classifier(0)
+    assert model(torch.randn(1, 3, 32, 32)).shape == (1, 192)
+
+
+def test_gradient_checkpointing_changes_nothing():
+    model = create("ripple_tiny_patch2_32", depth=2)
+    x = torch.randn(1, 3, 32, 32)
+    plain = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    model.set_grad_checkpointing()
+    checked = torch.autograd.grad(model(x).sum(), list(model.parameters()))
+    for ours, reference in zip(checked, plain, strict=True):
+        assert relative_error(ours, reference) < 1e-6
+
+
+def test_the_first_layers_ripple():
+    model = create("ripple_tiny_patch2_32")
+    kinds = [type(block.attn).__name__ for block in model.blocks]
+    assert kinds == ["RippleAttention"] * 9 + ["LinearAttention"] * 3
+    model = create("ripple_tiny_patch2_32", ripple_layers=0, depth=2)
+    assert not any(isinstance(block.attn, RippleAttention) for block in model.blocks)
+
+
+@pytest.mark.parametrize(
+    ("options", "groups"),
+    [
+        ({"max_distance": 2}, 3),
+        ({"partition": "logarithmic", "max_distance": 15}, 6),
+        ({"partition": "dense"}, 16),
+        ({"weights": "softmax"}, 5),
+        ({"weights": "truncated"}, 5),
+        ({"weights": "fixed"}, 5),
+        ({"halt_threshold": 0.1}, 5),
+        ({"feature_map": "dpfp"}, 5),
+        ({"feature_map_options": {"scaling": "scaled"}}, 5),
+        ({"pos_embed": "none"}, 5),
+    ],
+)
+def test_the_papers_options_reach_the_layers(options, groups):
+    model = create("ripple_tiny_patch2_32", depth=2, **options).eval()
+    with record_spatial_weights(model) as weights, torch.no_grad():
+        model(torch.randn(1, 3, 32, 32))
+    assert {w.shape[-1] for w in weights.values()} == {groups}
+    assert (model.pos_embed is None) == (options.get("pos_embed") == "none")
+
+
+def test_a_deit_checkpoint_loads_with_its_positions_resized():
+    source = timm.create_model("deit_tiny_patch16_224")
+    target = create("deit6_tiny_patch16_224", img_size=160, num_heads=3)
+    target.load_state_dict(adapt_state_dict({"model": source.state_dict()}, target))
+    assert torch.equal(target.blocks[3].attn.qkv.weight, source.blocks[3].attn.qkv.weight)
+    assert target.pos_embed.shape == (1, 100, 192)
+
+
+def test_the_softmax_model_is_deit_without_a_class_token():
+    theirs = timm.create_model(
+        "deit_tiny_patch16_224", class_token=False, global_pool="avg", fc_norm=False, depth=3
+    ).eval()
+    ours = create("deit6_tiny_patch16_224", num_heads=3, depth=3).eval()
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 224, 224)
+    assert relative_error(ours(x), theirs(x)) < 1e-5
+
+
+def test_safetensors_load(tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    source = create("ripple_tiny4_patch2_32")
+    torch.nn.init.normal_(source.head.weight)
+    path = tmp_path / "model.safetensors"
+    safetensors.save_file(source.state_dict(), path)
+    target = timm.create_model("ripple_tiny4_patch2_32", checkpoint_path=str(path))
+    x = torch.randn(1, 3, 32, 32)
+    assert torch.equal(source.eval()(x), target.eval()(x))
+
+
+def test_data_settings_are_known_to_timm():
+    config = timm.data.resolve_model_data_config(create("ripple_tiny4_patch2_32"))
+    assert config["input_size"] == (3, 32, 32)
+    assert config["mean"] == (0.5071, 0.4865, 0.4409)
+
+
+def test_a_model_compiles_without_a_graph_break():
+    torch._dynamo.reset()
+    model = create("ripple_tiny_patch2_32", depth=2, ripple_layers=1)
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 32, 32)
+    assert relative_error(compiled(x), model(x)) < 1e-5
+
+
+def test_unknown_attention_names_the_known():
+    with pytest.raises(ValueError, match="attention must be one of ripple, .*; got 'flash'"):
+        create("ripple_tiny_patch2_32", attention="flash")
+
+
+def test_multiply_adds_are_those_of_the_parts():
+    from ripple_attention.bench.models import multiply_adds
+
+    model = create("deit_la_tiny_patch2_32", depth=1)
+    tokens, width, heads, head = 256, 192, 6, 32
+    dense = tokens * (3 * 2 * 2 * width + (4 + 8) * width**2) + width * 100
+    features = 2 * tokens * heads * (head * head + 2 * head * head)
+    attention = tokens * heads * (2 * head * head + head)
+    assert abs(multiply_adds(model, (3, 32, 32)) / (dense + features + attention) - 1) < 0.01
+    softmax = create("deit6_tiny_patch2_32", depth=1)
+    expected = dense + tokens * heads * 256 * 2 * head
+    assert abs(multiply_adds(softmax, (3, 32, 32)) / expected - 1) < 0.01
+    ripple = create("ripple_tiny_patch2_32", depth=1)
+    weights = tokens * heads * (head * head + 4 * head)
+    pairs = tokens * heads * (256 * 2 * head + 2 * head * head)  # 16×16 tokens are one tile
+    expected = dense + features + weights + pairs
+    assert abs(multiply_adds(ripple, (3, 32, 32)) / expected - 1) < 0.01
