@@ -370,6 +370,18 @@ def test_expanded_weights_get_their_full_gradient(implementation):
     assert relative_error(gradient(implementation), gradient("naive")) < 1e-12
 
 
+@pytest.mark.parametrize("grid", [(40, 9), (9, 40), (40, 33), (200, 1), (1, 200)])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("implementation", FAST)
+def test_one_image_of_any_shape_matches_naive(implementation, heads, grid):
+    partition = chebyshev(3)
+    inputs = make_inputs(grid, partition, batch=1, heads=heads)
+    expected = gradients(run("naive", partition), inputs)
+    got = gradients(run(implementation, partition), inputs)
+    for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
+        assert relative_error(ours, reference) <= 1e-10
+
+
 @pytest.mark.parametrize("budget", [1, 300, 10**9])
 def test_the_size_of_the_parts_does_not_matter(budget, monkeypatch):
     partition, grid = chebyshev(4), (13, 29)

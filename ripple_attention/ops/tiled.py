@@ -74,12 +74,15 @@ class Strip:
         x = x.unflatten(3, (self.tiles, self.tile)).transpose(2, 3)  # (B, N, tiles, rows, tile, C)
         return x.flatten(3, 4).flatten(0, 2)
 
-    def key_tiles(self, x: Tensor) -> Tensor:
-        """(B, H, W, N, C) → (B·N·tiles, key rows·halo, C)."""
+    def pad_keys(self, x: Tensor) -> Tensor:
+        """(B, H, W, N, C) → (B·N, H, padded width, C), zero outside the grid."""
         right = self.padded_width - self.width - self.padding
-        x = _pad_columns(_heads_first(x[:, self.key_rows]), self.padding, right)
-        x = x.unfold(3, self.halo, self.tile)  # (B, N, key rows, tiles, C, halo)
-        return x.permute(0, 1, 3, 2, 5, 4).flatten(3, 4).flatten(0, 2)
+        return _pad_columns(_heads_first(x), self.padding, right).flatten(0, 1)
+
+    def key_tiles(self, x: Tensor) -> Tensor:
+        """(B·N, H, padded width, C) → (B·N·tiles, key rows·halo, C)."""
+        x = x[:, self.key_rows].unfold(2, self.halo, self.tile)  # (B·N, key rows, tiles, C, halo)
+        return x.permute(0, 2, 1, 4, 3).flatten(2, 3).flatten(0, 1)
 
     def untile_queries(self, x: Tensor, heads: int) -> Tensor:
         """(B·N·tiles, rows·tile, C) → (B, rows, W, N, C)."""
@@ -170,14 +173,15 @@ def _attend(
 ) -> Iterator[tuple[Strip, Tensor, Tensor]]:
     """Output and denominator of a few heads, strip by strip, in the type of the sums."""
     heads = v.shape[3]
-    state = None if _sees_all(cuts, v) else _far_state(k, v)  # (B·N, M, E+1)
+    padded_k, padded_v = cuts[0].pad_keys(k), cuts[0].pad_keys(v)
+    state = None if _sees_all(cuts, v) else _far_state(padded_k, padded_v)  # (B·N, M, E+1)
     for strip, groups in _with_groups(cuts, partition, v.device):
         queries = strip.query_tiles(q)
         weights = strip.query_tiles(spatial_weights)  # (B·N·tiles, rows·tile, G)
         rest = weights[..., -1:]
-        pairs = torch.bmm(queries, strip.key_tiles(k).mT)
+        pairs = torch.bmm(queries, strip.key_tiles(padded_k).mT)
         pairs *= _pair_weights(weights if state is None else weights - rest, groups)
-        numerator = torch.bmm(pairs, strip.key_tiles(v))
+        numerator = torch.bmm(pairs, strip.key_tiles(padded_v))
         denominator = pairs.sum(-1, keepdim=True)
         if state is not None:
             far = _by_tile(_by_head(rest * queries, strip) @ state, strip)
@@ -217,17 +221,18 @@ def _write_gradients(
     similarity s = φq_i·φk_j and pull t = y_i·v_j + c_i to the loss: each gradient leaves one out.
     """
     grad, q, k, v, spatial_weights, out, denominator = given
-    B, H, W, N, E = v.shape
+    B, _, W, N, _ = v.shape
     sees_all = _sees_all(cuts, v)
-    state = _far_state(k, v)  # (B·N, M, E+1)
+    padded_k, padded_v = cuts[0].pad_keys(k), cuts[0].pad_keys(v)
+    state = _far_state(padded_k, padded_v)  # (B·N, M, E+1)
     far_grad = torch.zeros_like(state)
-    near_k = state.new_zeros(B * N, H, cuts[0].padded_width, k.shape[-1])
-    near_v = state.new_zeros(B * N, H, cuts[0].padded_width, E)
+    grad_k, grad_v = (x.new_zeros(x.shape) for x in (padded_k, padded_v))
     inverse = safe_divide(1, denominator).unsqueeze(-1)
     all_y = grad * inverse
     all_c = -(all_y * out).sum(-1, keepdim=True)
     for strip, groups in _with_groups(cuts, partition, v.device):
-        queries, keys, values = strip.query_tiles(q), strip.key_tiles(k), strip.key_tiles(v)
+        queries = strip.query_tiles(q)
+        keys, values = strip.key_tiles(padded_k), strip.key_tiles(padded_v)
         weights = strip.query_tiles(spatial_weights)
         y, c = strip.query_tiles(all_y), strip.query_tiles(all_c)
 
@@ -239,8 +244,8 @@ def _write_gradients(
         by_group = _sum_by_group(similarity * pull, groups, near_groups)
         similarity *= near
         pull *= near
-        strip.add_key_tiles(near_k, torch.bmm(pull.mT, queries))
-        strip.add_key_tiles(near_v, torch.bmm(similarity.mT, y))
+        strip.add_key_tiles(grad_k, torch.bmm(pull.mT, queries))
+        strip.add_key_tiles(grad_v, torch.bmm(similarity.mT, y))
 
         grad_q = torch.bmm(pull, keys)
         if not sees_all:
@@ -253,14 +258,13 @@ def _write_gradients(
         grads[0][:, strip.rows] = strip.untile_queries(grad_q, N)
         grads[3][:, strip.rows] = strip.untile_queries(by_group, N)
 
+    if not sees_all:
+        grad_k.flatten(1, 2).baddbmm_(padded_v.flatten(1, 2), far_grad[..., :-1].mT)
+        grad_k += far_grad[..., -1:].mT.unsqueeze(1)
+        grad_v.flatten(1, 2).baddbmm_(padded_k.flatten(1, 2), far_grad[..., :-1])
     columns = slice(cuts[0].padding, cuts[0].padding + W)
-    for rows in (strip.rows for strip in cuts):
-        keys, values = _flat_heads(k[:, rows]), _flat_heads(v[:, rows])  # (B·N, rows·W, M or E)
-        far_k = values @ far_grad[..., :-1].mT + far_grad[..., -1:].mT
-        far_v = keys @ far_grad[..., :-1]
-        for total, near, far in ((grads[1], near_k, far_k), (grads[2], near_v, far_v)):
-            both = near[:, rows, columns] + far.unflatten(1, (-1, W))  # (B·N, rows, W, C)
-            total[:, rows] = both.unflatten(0, (B, N)).permute(0, 2, 3, 1, 4)
+    for total, padded in ((grads[1], grad_k), (grads[2], grad_v)):
+        total.copy_(padded[:, :, columns].unflatten(0, (B, N)).permute(0, 2, 3, 1, 4))
 
 
 def _plan(v: Tensor, radii: list[int]) -> tuple[list[Strip], int]:
@@ -281,8 +285,8 @@ def _with_groups(
 
 
 def _far_state(k: Tensor, v: Tensor) -> Tensor:
-    """Σ φ(k)[v, 1]ᵀ over the image: (B·N, M, E+1)."""
-    keys, values = _flat_heads(k), _flat_heads(v)
+    """Σ φ(k)[v, 1]ᵀ over the image: (B·N, H, W, M) and (B·N, H, W, E) → (B·N, M, E+1)."""
+    keys, values = k.flatten(1, 2), v.flatten(1, 2)
     return torch.cat([keys.mT @ values, keys.sum(1).unsqueeze(-1)], -1)
 
 
@@ -316,10 +320,6 @@ def _by_tile(x: Tensor, strip: Strip) -> Tensor:
 
 def _heads_first(x: Tensor) -> Tensor:
     return x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, H, W, N, C) → (B, N, H, W, C)
-
-
-def _flat_heads(x: Tensor) -> Tensor:
-    return _heads_first(x).flatten(2, 3).flatten(0, 1)  # (B, H, W, N, C) → (B·N, H·W, C)
 
 
 def _pad_columns(x: Tensor, left: int, right: int) -> Tensor:
