@@ -24,7 +24,7 @@ class FeatureMap(nn.Module):
         num_features: M, the width of φ(x).
         scaling: What happens to x first: "none"; "scaled", x·D^(−1/4); "unit", to length 1;
             "unit-scaled", to length D^(1/4). Without a bound on x the sines of a `learned` map
-            swing ever faster as x grows, and training diverges.
+            swing ever faster as x grows, and training can diverge.
     """
 
     def __init__(self, head_dim: int, num_features: int, scaling: Scaling):

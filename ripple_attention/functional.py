@@ -28,8 +28,8 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 # What `torch.export` traces: plain operations, so that the graph runs without this package.
 EXPORTS = {"naive": ripple_naive, "table": table_export, "tiled": tiled_export}
 
-# A table's multiply-adds wait for memory, those of a tile run in cached matrix products: the ratio
-# of their costs, from `ripple bench op` (64×64 tokens, float32, forward and backward, 2 CPU cores).
+# A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
+# ratio of their costs, from `ripple bench op` (64×64 tokens, float32, forward and backward, 2 CPU cores).
 TABLE_PENALTY = 14
 
 
