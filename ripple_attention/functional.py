@@ -29,7 +29,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
 EXPORTS = {"naive": ripple_naive, "table": table_export, "tiled": tiled_export}
 
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
-# ratio of their costs, from `ripple bench op` (64×64 tokens, float32, forward and backward, 2 CPU cores).
+# ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
 TABLE_PENALTY = 14
 
 
