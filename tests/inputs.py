@@ -61,3 +61,24 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     """
     got, expected = got.detach().double(), expected.detach().double()
     return float((got - expected).norm() / expected.norm().clamp(min=1))
+
+
+def assert_padding_is_ignored(layer, x: Tensor) -> Tensor:
+    """What stands in padded tokens must not reach the others; returns the mask it tried."""
+    mask = torch.zeros(x.shape[:3], dtype=torch.bool)
+    mask[0, 4:], mask[1, :, 5:] = True, True
+    changed = x.clone()
+    changed[mask] = 100.0
+    before = layer(x, key_padding_mask=mask)[~mask]
+    assert relative_error(layer(changed, key_padding_mask=mask)[~mask], before) < 1e-12
+    return mask
+
+
+def assert_padding_alone_stays_finite(layer, x: Tensor) -> None:
+    """An image that is all padding must give finite outputs and gradients."""
+    mask = torch.zeros(x.shape[:3], dtype=torch.bool)
+    mask[0] = True
+    out = layer(x, key_padding_mask=mask)
+    out.square().sum().backward()
+    assert out.isfinite().all()
+    assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)

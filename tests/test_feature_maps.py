@@ -160,12 +160,10 @@ def test_performer_draws_orthogonal_rows():
 
 def test_performer_takes_one_maximum_for_all_keys_of_a_head_and_image(x):
     feature_map = make("performer").eval()
-    largest = lambda phi: phi.amax((1, 2, 3, 4)) * 8**0.5
     _, phi_k = feature_map(x, x)
     # The maximum spans tokens but not heads: each head of each image has a feature of size 1.
     peaks = phi_k.amax((1, 2, 4)) * 8**0.5
     torch.testing.assert_close(peaks, torch.full_like(peaks, 1 + 1e-4))
-    assert largest(phi_k).shape == (2,)
 
 
 def test_dpfp_multiplies_neighbours():
