@@ -1,5 +1,6 @@
 """The public operators: check what came, choose an algorithm, call it."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -45,10 +46,12 @@ def ripple_attention(
     partition: Partition,
     key_padding_mask: Tensor | None = None,
     implementation: str = "auto",
+    eps: float = 0.0,
 ) -> Tensor:
     """Linear attention whose tokens weigh by the ring around the query that they lie in.
 
-        out_i = φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j v_jᵀ  ÷  φq_iᵀ Σ_g α_g(i) Σ_{j …} φk_j
+        out_i = φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j v_jᵀ
+                ÷  (φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j + eps)
 
     Where the denominator is 0 the output is 0. Sums are float32, or float64 for float64 inputs.
     Under autocast q, k and v are taken in its type.
@@ -62,6 +65,7 @@ def ripple_attention(
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
             far sum), or "auto" for the one that `choose_implementation` expects to be fastest.
+        eps: Added to the denominator, at least 0.
 
     Returns:
         (B, H, W, N, E), in the type of v.
@@ -74,6 +78,7 @@ def ripple_attention(
     torch.Size([2, 14, 14, 6, 32])
     """
     check_implementation(implementation)
+    check_eps(eps)
     q, k, v = _in_autocast_type(q, k, v)
     _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
     if v.numel() == 0:
@@ -95,7 +100,7 @@ def ripple_attention(
     operators = EXPORTS if torch.compiler.is_exporting() else IMPLEMENTATIONS
     operator = operators[implementation]
     with without_autocast(v):
-        return operator(q, k, v, spatial_weights, list(partition.radii))
+        return operator(q, k, v, spatial_weights, list(partition.radii), eps)
 
 
 def check_implementation(implementation: str) -> str:
@@ -105,6 +110,16 @@ def check_implementation(implementation: str) -> str:
         names = ", ".join(map(repr, known))
         raise ValueError(f"implementation must be one of {names}; got {implementation=}")
     return implementation
+
+
+def check_eps(eps: float) -> float:
+    """The number itself, if it may be added to a denominator."""
+    if not (isinstance(eps, int | float) and 0 <= eps < math.inf):
+        raise ValueError(
+            "eps, which is added to the denominator, must be a finite number ≥ 0; "
+            f"got {eps=}. 0 adds nothing."
+        )
+    return eps
 
 
 def choose_implementation(
@@ -129,21 +144,23 @@ def choose_implementation(
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None
+    q: Tensor, k: Tensor, v: Tensor, *, key_padding_mask: Tensor | None = None, eps: float = 0.0
 ) -> Tensor:
     """Linear attention, ripple attention's parent: every token weighs the same.
 
-        out_i = φq_iᵀ Σ_j φk_j v_jᵀ  ÷  φq_iᵀ Σ_j φk_j
+        out_i = φq_iᵀ Σ_j φk_j v_jᵀ  ÷  (φq_iᵀ Σ_j φk_j + eps)
 
     Args:
         q: Queries after the feature map (B, H, W, N, M).
         k: Keys after the feature map (B, H, W, N, M).
         v: Values (B, H, W, N, E).
         key_padding_mask: Bool (B, H, W), True for padded keys.
+        eps: Added to the denominator, at least 0.
 
     Returns:
         (B, H, W, N, E), in the type of v; 0 where the denominator is 0. Sums are float32 or better.
     """
+    check_eps(eps)
     q, k, v = _in_autocast_type(q, k, v)
     _check_qkv(q, k, v)
     check_mask(key_padding_mask, v)
@@ -154,7 +171,7 @@ def linear_attention(
         state = torch.einsum("bhwnm,bhwne->bnme", keys, values)
         numerator = torch.einsum("bhwnm,bnme->bhwne", queries, state)
         denominator = torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum((1, 2)))
-        return safe_divide(numerator, denominator.unsqueeze(-1)).to(v.dtype)
+        return safe_divide(numerator, denominator.unsqueeze(-1) + eps).to(v.dtype)
 
 
 def ripple_softmax_attention(

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ripple_attention.feature_maps import FeatureMap, create_feature_map
 from ripple_attention.functional import (
+    check_eps,
     check_implementation,
     check_mask,
     linear_attention,
@@ -147,6 +148,9 @@ class LinearAttention(GridAttention):
         feature_map: Name of φ, see `create_feature_map`; or a `FeatureMap` of your own.
         num_features: M, the width of φ; None for the map's own.
         feature_map_options: Further arguments of the map, as {"scaling": "scaled"}.
+        eps: Added to the denominator: a query whose features are nearly all dead then fades out
+            instead of dividing by next to nothing. 0 is the paper's definition.
+        dim, num_heads, qkv_bias, proj_drop: As in `GridAttention`.
     """
 
     def __init__(
@@ -157,6 +161,7 @@ class LinearAttention(GridAttention):
         feature_map: str | FeatureMap = "learned",
         num_features: int | None = None,
         feature_map_options: dict[str, Any] | None = None,
+        eps: float = 1.0,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
     ):
@@ -170,10 +175,14 @@ class LinearAttention(GridAttention):
                 **(feature_map_options or {}),
             )
         self.feature_map = feature_map
+        self.eps = check_eps(eps)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         phi_q, phi_k = self.feature_map(q, k)
-        return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask)
+        return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask, eps=self.eps)
+
+    def extra_repr(self) -> str:
+        return f"eps={self.eps}"
 
 
 class RippleAttention(LinearAttention):
@@ -189,8 +198,8 @@ class RippleAttention(LinearAttention):
         halt_threshold: τ, what is left of the stick when the ripple halts; see `halt`.
         tail: How the halted groups share, see `halt`.
         implementation: As in `ripple_attention`.
-        dim, num_heads, feature_map, num_features, feature_map_options, qkv_bias, proj_drop: As in
-            `LinearAttention`.
+        dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, proj_drop: As
+            in `LinearAttention`.
 
     >>> import torch
     >>> layer = RippleAttention(192, num_heads=6, max_distance=4)
@@ -214,6 +223,7 @@ class RippleAttention(LinearAttention):
         feature_map: str | FeatureMap = "learned",
         num_features: int | None = None,
         feature_map_options: dict[str, Any] | None = None,
+        eps: float = 1.0,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
         implementation: str = "auto",
@@ -224,6 +234,7 @@ class RippleAttention(LinearAttention):
             feature_map=feature_map,
             num_features=num_features,
             feature_map_options=feature_map_options,
+            eps=eps,
             qkv_bias=qkv_bias,
             proj_drop=proj_drop,
         )
@@ -249,10 +260,12 @@ class RippleAttention(LinearAttention):
             partition=self.partition,
             key_padding_mask=key_padding_mask,
             implementation=self.implementation,
+            eps=self.eps,
         )
 
     def extra_repr(self) -> str:
-        return f"radii={self.partition.radii}, implementation={self.implementation!r}"
+        radii, name = self.partition.radii, self.implementation
+        return f"radii={radii}, implementation={name!r}, {super().extra_repr()}"
 
 
 @contextmanager

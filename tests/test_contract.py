@@ -57,6 +57,10 @@ BAD = {
         lambda x: {"implementation": "cuda"},
         "must be one of 'auto', 'naive', 'table', 'tiled'; got implementation='cuda'",
     ),
+    "negative eps": (lambda x: {"eps": -0.5}, "eps.* must be a finite number ≥ 0; got eps=-0.5. 0"),
+    "eps that is not a number": (lambda x: {"eps": float("nan")}, "finite number ≥ 0; got eps=nan"),
+    "infinite eps": (lambda x: {"eps": float("inf")}, "finite number ≥ 0; got eps=inf"),
+    "a tensor as eps": (lambda x: {"eps": torch.ones(1)}, "finite number ≥ 0; got eps=tensor"),
     "arrays": (lambda x: {"q": x["q"].numpy()}, "must be tensors; got .*from_numpy"),
     "a list as mask": (lambda x: {"key_padding_mask": [True]}, "must be a bool tensor"),
     "another device": (lambda x: {"q": x["q"].to("meta")}, "on one device; got"),
@@ -86,6 +90,8 @@ def test_the_other_operators_check_too(good):
         linear_attention(q, k[:1], v)
     with pytest.raises(ValueError, match="must be bool"):
         linear_attention(q, k, v, key_padding_mask=mask.int())
+    with pytest.raises(ValueError, match="finite number ≥ 0; got eps=-1"):
+        linear_attention(q, k, v, eps=-1)
     with pytest.raises(ValueError, match="G=4 groups"):
         ripple_softmax_attention(q, k, v, weights[..., 1:], partition=PARTITION)
 
@@ -104,15 +110,16 @@ def test_auto_runs_what_it_chose(good):
     assert torch.equal(run("auto"), run(chosen))
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.5])
 @pytest.mark.parametrize("implementation", ["table", "tiled"])
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
-def test_opcheck(implementation, dtype):
+def test_opcheck(implementation, dtype, eps):
     operator = getattr(torch.ops.ripple_attention, implementation)
     inputs = make_inputs((3, 4), PARTITION, dtype=dtype, batch=1)
     strided = torch.rand(1, 3, 4, 2, 2, 5).to(dtype).unbind(3)
     for q, k in (inputs[:2], strided):
         tensors = tuple(x.detach().requires_grad_() for x in (q, k, *inputs[2:]))
-        torch.library.opcheck(operator, (*tensors, list(PARTITION.radii)))
+        torch.library.opcheck(operator, (*tensors, list(PARTITION.radii), eps))
 
 
 @pytest.mark.parametrize("implementation", ALL)
@@ -200,6 +207,25 @@ def test_compiles_without_a_graph_break(implementation, layer_inputs):
             assert relative_error(grad, expected_grad) < 1e-5
 
 
+@pytest.mark.parametrize("implementation", ALL)
+def test_compiled_code_follows_a_change_of_eps(implementation, good):
+    q, k, v, weights, _ = good.values()
+    q.requires_grad_()
+
+    def run(eps):
+        return ripple_attention(
+            q, k, v, weights, partition=PARTITION, implementation=implementation, eps=eps
+        )
+
+    torch._dynamo.reset()
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager")
+    for eps in (0.0, 0.5, 2.0):  # a constant of the graph at first, then an input
+        got, expected = compiled(eps), run(eps)
+        assert relative_error(got, expected) < 1e-6
+        ours, reference = (torch.autograd.grad(out.sum(), q)[0] for out in (got, expected))
+        assert relative_error(ours, reference) < 1e-6
+
+
 def test_compiles_with_inductor_under_autocast(layer_inputs):
     layer, x, mask = layer_inputs
     torch._dynamo.reset()
@@ -209,8 +235,10 @@ def test_compiles_with_inductor_under_autocast(layer_inputs):
     assert relative_error(compiled(x, mask), layer(x, mask)) < 1e-5
 
 
-def test_exports_with_a_dynamic_batch(layer_inputs):
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_exports_with_a_dynamic_batch(layer_inputs, eps):
     layer, x, mask = layer_inputs
+    layer.attention.eps = eps
     batch = torch.export.Dim("batch")
     program = torch.export.export(layer, (x, mask), dynamic_shapes=({0: batch}, {0: batch}))
     assert "ripple_attention::" not in re.sub(r"#.*", "", str(program.graph))  # plain operations
@@ -233,8 +261,10 @@ def test_exports_to_onnx_with_a_dynamic_batch(layer_inputs, tmp_path):
         assert relative_error(torch.from_numpy(got), expected) < 1e-5
 
 
-def test_an_explicit_choice_is_exported_as_chosen(layer_inputs):
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+def test_an_explicit_choice_is_exported_as_chosen(layer_inputs, eps):
     layer, x, mask = layer_inputs
+    layer.attention.eps = eps
     expected = layer(x, mask)
     for implementation, operation in (("table", "cumsum"), ("naive", "gather")):
         layer.attention.implementation = implementation

@@ -11,21 +11,26 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 IMPLEMENTATIONS = ["naive", "table", "tiled"]
 
 
-def run(implementation, partition, mask=None):
+def run(implementation, partition, mask=None, eps=0.0):
     return lambda *tensors: ripple_attention(
-        *tensors, partition=partition, key_padding_mask=mask, implementation=implementation
+        *tensors,
+        partition=partition,
+        key_padding_mask=mask,
+        implementation=implementation,
+        eps=eps,
     )
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.5])
 @pytest.mark.parametrize("mask_kind", ["none", "rows"])
 @pytest.mark.parametrize("grid", [(1, 1), (7, 5), (33, 20)])
 @pytest.mark.parametrize("partition", [chebyshev(4), chebyshev(40), logarithmic(9)])
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-def test_matches_the_definition_on_the_cpu(implementation, partition, grid, mask_kind):
+def test_matches_the_definition_on_the_cpu(implementation, partition, grid, mask_kind, eps):
     inputs, mask = make_inputs(grid, partition), make_mask(mask_kind, grid)
-    expected = gradients(run("naive", partition, mask), inputs)
+    expected = gradients(run("naive", partition, mask, eps), inputs)
     mask = mask if mask is None else mask.cuda()
-    got = gradients(run(implementation, partition, mask), tuple(x.cuda() for x in inputs))
+    got = gradients(run(implementation, partition, mask, eps), tuple(x.cuda() for x in inputs))
     for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
         assert relative_error(ours.cpu(), reference) <= 1e-10
 

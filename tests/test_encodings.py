@@ -206,13 +206,13 @@ def test_rotation_turns_one_half_by_row_and_one_by_column():
 
 
 def test_rotation_is_in_the_numerator_only(x):
-    layer = make(RotaryLinearAttention)
+    layer = make(RotaryLinearAttention, eps=0.5)
     q, k, v = randn(2, 5, 7, 2, 12), randn(2, 5, 7, 2, 12, seed=4), randn(2, 5, 7, 2, 3, seed=5)
     phi_q, phi_k = layer.feature_map(q, k)
     flat = [u.flatten(1, 2) for u in (rotate(phi_q), rotate(phi_k), phi_q, phi_k, v)]
     numerator = torch.einsum("binm,bjnm,bjne->bine", flat[0], flat[1], flat[4])
     denominator = torch.einsum("binm,bjnm->bin", flat[2], flat[3]).unsqueeze(-1)
-    expected = (numerator / denominator).view(v.shape)
+    expected = (numerator / (denominator + 0.5)).view(v.shape)
     assert relative_error(layer.attend(q, k, v, None), expected) < 1e-12
 
 
@@ -259,11 +259,12 @@ def test_permutations_are_those_of_the_seed():
 
 
 def test_permuted_features_weigh_numerator_and_denominator():
-    layer = make(PermutedLinearAttention)
+    layer = make(PermutedLinearAttention, eps=0.5)
     q, k, v = randn(2, 5, 7, 2, 12), randn(2, 5, 7, 2, 12, seed=4), randn(2, 5, 7, 2, 3, seed=5)
     phi_q, phi_k = (layer.permute(x) for x in layer.feature_map(q, k))
-    assert torch.equal(layer.attend(q, k, v, None), linear_attention(phi_q, phi_k, v))
-    ones = layer.attend(q, k, torch.ones_like(v), None)
+    expected = linear_attention(phi_q, phi_k, v, eps=0.5)
+    assert torch.equal(layer.attend(q, k, v, None), expected)
+    ones = make(PermutedLinearAttention, eps=0.0).attend(q, k, torch.ones_like(v), None)
     torch.testing.assert_close(ones, torch.ones_like(ones))
 
 
@@ -349,14 +350,21 @@ def test_an_open_gate_leaves_no_position(kind, x):
 
 @pytest.mark.parametrize("kind", STOCHASTIC)
 def test_features_are_those_of_the_realizations(kind, x):
-    layer = kind(24, num_heads=2, num_realizations=10).double().eval()
+    layer = kind(24, num_heads=2, num_realizations=10, eps=0.5).double().eval()
     assert layer.feature_map.head_dim == 10
     q, k, v = (u.unflatten(-1, (2, 12)) for u in (x, x + 1, x + 2))
     code_q, code_k = (code.view(5, 7, 2, 12, 10) for code in layer.codes(35, torch.float64))
     q_hat = (q.unsqueeze(-1) * code_q).sum(-2)
     k_hat = (k.unsqueeze(-1) * code_k).sum(-2)
-    expected = linear_attention(*layer.feature_map(q_hat, k_hat), v)
+    expected = linear_attention(*layer.feature_map(q_hat, k_hat), v, eps=0.5)
     assert relative_error(layer.attend(q, k, v, None), expected) < 1e-12
+
+
+@pytest.mark.parametrize("kind", LAYERS)
+def test_layers_check_eps(kind):
+    assert kind(24, num_heads=2).eps == 1.0
+    with pytest.raises(ValueError, match="finite number ≥ 0; got eps=-1.0"):
+        kind(24, num_heads=2, eps=-1.0)
 
 
 def test_stochastic_layers_check_their_options():

@@ -109,6 +109,17 @@ def test_the_papers_options_reach_the_layers(options, groups):
     assert (model.pos_embed is None) == (options.get("pos_embed") == "none")
 
 
+@pytest.mark.parametrize(("options", "eps"), [({}, 1.0), ({"eps": 0.1}, 0.1)])
+@pytest.mark.parametrize("name", SMALL)
+def test_eps_reaches_every_layer_with_features(name, options, eps):
+    layers = [block.attn for block in create(name, depth=2, ripple_layers=1, **options).blocks]
+    for layer in layers:
+        assert hasattr(layer, "feature_map") == hasattr(layer, "eps")
+        assert getattr(layer, "eps", eps) == eps
+    if name == "ripple_tiny_patch2_32":
+        assert [layer.eps for layer in layers] == [eps, eps]
+
+
 def test_a_deit_checkpoint_loads_with_its_positions_resized():
     source = timm.create_model("deit_tiny_patch16_224")
     target = create("deit6_tiny_patch16_224", img_size=160, num_heads=3)

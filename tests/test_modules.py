@@ -12,7 +12,9 @@ from ripple_attention import (
     SoftmaxAttention,
     create_feature_map,
     fixed_weights,
+    linear_attention,
     record_spatial_weights,
+    ripple_attention,
     stick_breaking,
 )
 
@@ -31,6 +33,7 @@ KNOBS = [
     {"feature_map": "elu"},
     {"feature_map": "performer", "num_features": 20},
     {"feature_map_options": {"scaling": "scaled"}},
+    {"eps": 0.0},
     {"qkv_bias": False},
     {"implementation": "table"},
 ]
@@ -104,8 +107,23 @@ def test_every_knob_turns(options, x):
         assert relative_error(out, plain(x)) > 1e-6
 
 
+@pytest.mark.parametrize(("options", "eps"), [({}, 1.0), ({"eps": 0.1}, 0.1), ({"eps": 0}, 0.0)])
+@torch.no_grad()
+def test_layers_add_1_to_the_denominator_unless_told(options, eps, x):
+    q, k, v = (u.unflatten(-1, (2, 12)) for u in (x, x + 1, x + 2))
+    linear, ripple = make(LinearAttention, **options), make(RippleAttention, **options)
+    expected = linear_attention(*linear.feature_map(q, k), v, eps=eps)
+    assert torch.equal(linear.attend(q, k, v, None), expected)
+    expected = ripple_attention(
+        *ripple.feature_map(q, k), v, ripple.spatial_weights(v), partition=ripple.partition, eps=eps
+    )
+    assert torch.equal(ripple.attend(q, k, v, None), expected)
+
+
 def test_uniform_weights_make_a_ripple_layer_a_linear_one(x):
-    ripple, linear = make(RippleAttention), make(LinearAttention)
+    # Weights of 1/G make the sums of a ripple G times smaller: so must be what is added to them.
+    ripple, linear = make(RippleAttention, eps=0.2), make(LinearAttention, eps=1.0)
+    assert ripple.partition.num_groups == 5
     with torch.no_grad():
         ripple.spatial_weights.embedding.zero_()
     linear.load_state_dict(ripple.state_dict(), strict=False)
@@ -207,6 +225,9 @@ def test_bad_input_is_refused(x):
         RippleAttention(24, num_heads=2, partition="dense")
     with pytest.raises(ValueError, match="implementation must be one of"):
         RippleAttention(24, num_heads=2, implementation="fast")
+    for kind in (RippleAttention, LinearAttention):
+        with pytest.raises(ValueError, match="finite number ≥ 0; got eps=-1.0"):
+            kind(24, num_heads=2, eps=-1.0)
     with pytest.raises(ValueError, match="or a Partition; got"):
         RippleAttention(24, num_heads=2, partition=[0, 1])
     with pytest.raises(ValueError, match="whole numbers"):

@@ -16,6 +16,7 @@ from ripple_attention import (
 from ripple_attention.ops import table, tiled
 
 FAST = ["table", "tiled"]
+EPS = [0.0, 0.5]
 PARTITIONS = [
     chebyshev(1),
     chebyshev(4),
@@ -27,17 +28,17 @@ PARTITIONS = [
 PARTITIONS += [Partition((2,)), Partition((1, 5))]
 
 
-def run(implementation, partition, mask=None):
+def run(implementation, partition, mask=None, eps=0.0):
     def function(q, k, v, weights):
         return ripple_attention(
             q, k, v, weights,
-            partition=partition, key_padding_mask=mask, implementation=implementation,
+            partition=partition, key_padding_mask=mask, implementation=implementation, eps=eps,
         )  # fmt: skip
 
     return function
 
 
-def loop(q, k, v, weights, partition, mask):
+def loop(q, k, v, weights, partition, mask, eps):
     """Ripple attention one pair of tokens at a time."""
     B, H, W, N, _ = q.shape
     out = torch.zeros_like(v)
@@ -56,40 +57,43 @@ def loop(q, k, v, weights, partition, mask):
                     pair = weights[b, row, column, n, group] * similarity
                     numerator = numerator + pair * v[b, key_row, key_column, n]
                     denominator = denominator + pair
-                if denominator != 0:
-                    out[b, row, column, n] = numerator / denominator
+                if denominator + eps != 0:
+                    out[b, row, column, n] = numerator / (denominator + eps)
     return out
 
 
+@pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize("mask_kind", MASKS)
 @pytest.mark.parametrize("grid", [(1, 1), (1, 7), (5, 4)])
 @pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(3), logarithmic(3), chebyshev(20)])
-def test_naive_matches_a_loop_over_tokens(partition, grid, mask_kind):
+def test_naive_matches_a_loop_over_tokens(partition, grid, mask_kind, eps):
     inputs, mask = make_inputs(grid, partition), make_mask(mask_kind, grid)
-    expected = loop(*inputs, partition, mask)
-    assert relative_error(run("naive", partition, mask)(*inputs), expected) < 1e-13
+    expected = loop(*inputs, partition, mask, eps)
+    assert relative_error(run("naive", partition, mask, eps)(*inputs), expected) < 1e-13
 
 
+@pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize("mask_kind", MASKS)
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("partition", PARTITIONS, ids=lambda p: f"radii{len(p.radii)}to{p.reach}")
 @pytest.mark.parametrize("implementation", FAST)
-def test_matches_naive_in_float64(implementation, partition, grid, mask_kind):
+def test_matches_naive_in_float64(implementation, partition, grid, mask_kind, eps):
     inputs, mask = make_inputs(grid, partition), make_mask(mask_kind, grid)
-    expected = gradients(run("naive", partition, mask), inputs)
-    got = gradients(run(implementation, partition, mask), inputs)
+    expected = gradients(run("naive", partition, mask, eps), inputs)
+    got = gradients(run(implementation, partition, mask, eps), inputs)
     for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
         assert relative_error(ours, reference) <= 1e-10
 
 
+@pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("grid", GRIDS)
 @pytest.mark.parametrize("partition", [chebyshev(4), chebyshev(60), logarithmic(9)])
-def test_tiled_error_is_within_twice_naives_at_the_same_precision(partition, grid, dtype):
+def test_tiled_error_is_within_twice_naives_at_the_same_precision(partition, grid, dtype, eps):
     inputs = make_inputs(grid, partition, dtype=dtype, features=16, value_dim=8)
-    exact = gradients(run("naive", partition), tuple(x.double() for x in inputs))
-    naive = gradients(run("naive", partition), inputs)
-    tiled = gradients(run("tiled", partition), inputs)
+    exact = gradients(run("naive", partition, eps=eps), tuple(x.double() for x in inputs))
+    naive = gradients(run("naive", partition, eps=eps), inputs)
+    tiled = gradients(run("tiled", partition, eps=eps), inputs)
     rounding = torch.finfo(dtype).eps
     for ours, theirs, reference in zip(
         (tiled[0], *tiled[1]), (naive[0], *naive[1]), (exact[0], *exact[1]), strict=True
@@ -98,13 +102,14 @@ def test_tiled_error_is_within_twice_naives_at_the_same_precision(partition, gri
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
+@pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize("grid", GRIDS[1:])  # a lone token's gradients are nothing but rounding
 @pytest.mark.parametrize("partition", [chebyshev(4), chebyshev(60), logarithmic(9)])
-def test_table_matches_naive_in_float32(partition, grid):
+def test_table_matches_naive_in_float32(partition, grid, eps):
     inputs = make_inputs(grid, partition, dtype=torch.float32, features=16, value_dim=8)
-    exact = gradients(run("naive", partition), tuple(x.double() for x in inputs))
-    naive = gradients(run("naive", partition), inputs)
-    table = gradients(run("table", partition), inputs)
+    exact = gradients(run("naive", partition, eps=eps), tuple(x.double() for x in inputs))
+    naive = gradients(run("naive", partition, eps=eps), inputs)
+    table = gradients(run("table", partition, eps=eps), inputs)
     for ours, theirs, reference in zip(
         (table[0], *table[1]), (naive[0], *naive[1]), (exact[0], *exact[1]), strict=True
     ):
@@ -124,20 +129,22 @@ def test_local_weights_keep_their_digits_on_a_large_grid(implementation, bound):
     assert relative_error(got, exact) < bound
 
 
+@pytest.mark.parametrize("eps", EPS)
 @pytest.mark.parametrize("partition", [chebyshev(2), logarithmic(2), chebyshev(9)])
 @pytest.mark.parametrize("implementation", ["naive", *FAST])
-def test_operator_passes_gradcheck(implementation, partition):
+def test_operator_passes_gradcheck(implementation, partition, eps):
     inputs = make_inputs((3, 4), partition, batch=1, features=3, value_dim=2)
     q, k, v, weights = (x.requires_grad_() for x in (inputs[0] + 0.1, inputs[1] + 0.1, *inputs[2:]))
     mask = torch.zeros(1, 3, 4, dtype=torch.bool)
     mask[0, 1:, 3] = True
-    assert torch.autograd.gradcheck(run(implementation, partition, mask), (q, k, v, weights))
+    assert torch.autograd.gradcheck(run(implementation, partition, mask, eps), (q, k, v, weights))
 
 
-def test_linear_attention_passes_gradcheck():
+@pytest.mark.parametrize("eps", EPS)
+def test_linear_attention_passes_gradcheck(eps):
     q, k, v, _ = (x.abs() + 0.1 for x in make_inputs((2, 3), chebyshev(1), batch=1))
     leaves = tuple(x.requires_grad_() for x in (q, k, v))
-    assert torch.autograd.gradcheck(linear_attention, leaves)
+    assert torch.autograd.gradcheck(lambda *x: linear_attention(*x, eps=eps), leaves)
 
 
 def test_ripple_softmax_passes_gradcheck():
@@ -214,21 +221,60 @@ def test_a_rest_that_is_all_padding_gives_zeros(implementation):
     assert (out[:, 3:6, 3:6] == 0).all()  # these have the only key within their boxes
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("implementation", ["naive", *FAST])
-def test_queries_that_see_dead_keys_alone_give_zeros(implementation, dtype):
-    partition = chebyshev(4)
+def blind_inputs(partition, dtype):
+    """Inputs whose queries in rows and columns 18 to 22 of 40 see dead keys alone."""
     q, k, v, weights = make_inputs((40, 40), partition, dtype=dtype)
     dead = torch.ones(40, 40, dtype=torch.bool)
     dead[19:22, 19:22] = False
     k[:, dead] = 0  # not padded: features that happen to be zero
     weights = torch.zeros_like(weights)
     weights[..., -1] = 1
-    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
-    out = run(implementation, partition)(*leaves)
-    seen = out[:, 18:23, 18:23]
-    assert (seen == 0).all()
-    assert all((grad == 0).all() for grad in torch.autograd.grad(seen.sum(), leaves))
+    return tuple(x.requires_grad_() for x in (q, k, v, weights))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_queries_that_see_dead_keys_alone_give_zeros(implementation, dtype):
+    partition = chebyshev(4)
+    leaves = blind_inputs(partition, dtype)
+    blind = run(implementation, partition)(*leaves)[:, 18:23, 18:23]
+    assert (blind == 0).all()
+    assert all((grad == 0).all() for grad in torch.autograd.grad(blind.sum(), leaves))
+
+
+@pytest.mark.parametrize(("eps", "bound"), [(1e-9, 0.0), (0.5, 1e-5)])
+@pytest.mark.parametrize("implementation", ["naive", *FAST])
+def test_eps_does_not_blow_up_rounding(implementation, eps, bound):
+    # What is left of a difference of sums may exceed a small eps a thousand times.
+    partition = chebyshev(4)
+    leaves = blind_inputs(partition, torch.float32)
+    blind = run(implementation, partition, eps=eps)(*leaves)[:, 18:23, 18:23]
+    assert blind.abs().max() <= bound
+    grads = torch.autograd.grad(blind.sum(), leaves)
+    assert all(grad.isfinite().all() for grad in grads)
+
+
+@pytest.mark.parametrize("implementation", ["linear", "naive", *FAST])
+def test_a_query_whose_features_die_fades_out_only_with_eps(implementation):
+    partition = chebyshev(2)
+    q, *others = make_inputs((9, 30), partition)
+
+    def faded(scale, eps):
+        if implementation != "linear":
+            return gradients(run(implementation, partition, eps=eps), (scale * q, *others))
+        return gradients(lambda *x: linear_attention(*x, eps=eps), (scale * q, *others[:2]))
+
+    alive, alive_grads = faded(1.0, 0.0)
+    dying, dying_grads = faded(1e-10, 0.0)
+    assert relative_error(dying, alive) < 1e-12
+    assert dying_grads[0].norm() > 1e9 * alive_grads[0].norm()
+
+    dying, dying_grads = faded(1e-10, 0.5)
+    _, dead_grads = faded(0.0, 0.5)
+    assert dying.norm() < 1e-6 * alive.norm()
+    for ours, limit in zip(dying_grads, dead_grads, strict=True):
+        assert limit.isfinite().all()
+        assert relative_error(ours, limit) < 1e-6
 
 
 @pytest.mark.parametrize("implementation", ["naive", *FAST])

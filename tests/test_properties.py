@@ -25,6 +25,7 @@ PARTITIONS = st.one_of(
     st.integers(1, 15).map(logarithmic),
     st.sets(st.integers(0, 15), min_size=1).map(sorted).map(Partition),
 )
+EPS = st.sampled_from([0.0, 0.5])
 IMPLEMENTATIONS = st.sampled_from(["naive", "table", "tiled"])
 SEEDS = st.integers(0, 2**31)
 LOGITS = st.lists(st.floats(-100, 100), min_size=1, max_size=12).map(
@@ -47,12 +48,15 @@ def test_groups_cover_the_grid_once(partition, grid, data):
         assert torch.equal(groups <= group, box)
 
 
-@given(PARTITIONS, GRIDS, IMPLEMENTATIONS, SEEDS)
-def test_uniform_weights_equal_linear_attention(partition, grid, implementation, seed):
+@given(PARTITIONS, GRIDS, IMPLEMENTATIONS, SEEDS, EPS)
+def test_uniform_weights_equal_linear_attention(partition, grid, implementation, seed, eps):
     q, k, v, weights = make_inputs(grid, partition, seed=seed)
     uniform = torch.full_like(weights, 1 / partition.num_groups)
-    got = ripple_attention(q, k, v, uniform, partition=partition, implementation=implementation)
-    assert relative_error(got, linear_attention(q, k, v)) < 1e-10
+    got = ripple_attention(
+        q, k, v, uniform, partition=partition, implementation=implementation, eps=eps
+    )
+    expected = linear_attention(q, k, v, eps=eps * partition.num_groups)
+    assert relative_error(got, expected) < 1e-10
 
 
 @given(PARTITIONS, GRIDS, IMPLEMENTATIONS, SEEDS)
@@ -88,6 +92,19 @@ def test_outputs_are_means_of_the_values(partition, grid, seed):
     out = ripple_attention(q, k, ones, weights, partition=partition)
     seen = out != 0
     torch.testing.assert_close(out[seen], ones[seen])
+
+
+@given(PARTITIONS, GRIDS, IMPLEMENTATIONS, SEEDS, st.floats(0.01, 100))
+def test_eps_shrinks_an_output_to_a_fraction_of_the_mean(
+    partition, grid, implementation, seed, eps
+):
+    q, k, v, weights = make_inputs(grid, partition, seed=seed)
+    run = lambda values, eps: ripple_attention(
+        q, k, values, weights, partition=partition, implementation=implementation, eps=eps
+    )
+    mean, fraction = run(v, 0.0), run(torch.ones_like(v), eps)
+    assert (fraction >= 0).all() and (fraction < 1).all()
+    assert relative_error(run(v, eps), fraction * mean) < 1e-10
 
 
 @given(LOGITS, st.booleans())

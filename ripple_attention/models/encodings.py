@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ripple_attention.feature_maps import create_feature_map
 from ripple_attention.functional import (
     _in_autocast_type,
+    check_eps,
     check_mask,
     linear_attention,
     without_padding,
@@ -52,7 +53,7 @@ def rotate(x: Tensor, base: float = 100.0) -> Tensor:
 class RotaryLinearAttention(LinearAttention):
     """Linear attention with axial rotary positions (Su et al., 2021) on the features.
 
-        out_i = ρ(φq_i)ᵀ Σ_j ρ(φk_j) v_jᵀ  ÷  φq_iᵀ Σ_j φk_j
+        out_i = ρ(φq_i)ᵀ Σ_j ρ(φk_j) v_jᵀ  ÷  (φq_iᵀ Σ_j φk_j + eps)
 
     with ρ as in `rotate`. The denominator keeps the features as they are: rotated ones may have
     products of either sign, and their sum may vanish.
@@ -85,7 +86,7 @@ class RotaryLinearAttention(LinearAttention):
             state = torch.einsum("bhwnm,bhwne->bnme", rotate(keys, self.base), values)
             numerator = torch.einsum("bhwnm,bnme->bhwne", rotate(queries, self.base), state)
             denominator = torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum((1, 2)))
-            return safe_divide(numerator, denominator.unsqueeze(-1)).to(v.dtype)
+            return safe_divide(numerator, denominator.unsqueeze(-1) + self.eps).to(v.dtype)
 
 
 class PermutedLinearAttention(LinearAttention):
@@ -128,7 +129,7 @@ class PermutedLinearAttention(LinearAttention):
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         phi_q, phi_k = (self.permute(x) for x in self.feature_map(q, k))
-        return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask)
+        return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask, eps=self.eps)
 
     def permute(self, x: Tensor) -> Tensor:
         """π: features (B, H, W, N, M) → (B, H, W, N, M)."""
@@ -213,8 +214,8 @@ class StochasticLinearAttention(LinearAttention):
     Args:
         num_realizations: R.
         seed: What the noise of evaluation follows from, at least 0.
-        dim, num_heads, feature_map, num_features, feature_map_options, qkv_bias, proj_drop: As in
-            `LinearAttention`, the map being one of R channels.
+        dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, proj_drop: As
+            in `LinearAttention`, the map being one of R channels.
     """
 
     def __init__(
@@ -227,6 +228,7 @@ class StochasticLinearAttention(LinearAttention):
         feature_map: str = "learned",
         num_features: int | None = None,
         feature_map_options: dict[str, Any] | None = None,
+        eps: float = 1.0,
         qkv_bias: bool = True,
         proj_drop: float = 0.0,
     ):
@@ -246,6 +248,7 @@ class StochasticLinearAttention(LinearAttention):
             num_features=num_features,
             **(feature_map_options or {}),
         )
+        self.eps = check_eps(eps)
         self.gate = nn.Parameter(torch.randn(num_heads, self.head_dim))
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -282,7 +285,8 @@ class StochasticLinearAttention(LinearAttention):
         return seeded_normal(shape, 2 * self.seed + stream, self.gate.device).to(dtype)
 
     def extra_repr(self) -> str:
-        return f"num_realizations={self.num_realizations}, seed={self.seed}"
+        own = f"num_realizations={self.num_realizations}, seed={self.seed}"
+        return f"{own}, {super().extra_repr()}"
 
 
 class SineSPELinearAttention(StochasticLinearAttention):

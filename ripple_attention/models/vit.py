@@ -32,7 +32,7 @@ RIPPLE_OPTIONS = (
     "tail",
     "implementation",
 )
-FEATURE_OPTIONS = ("feature_map", "num_features", "feature_map_options")
+FEATURE_OPTIONS = ("feature_map", "num_features", "feature_map_options", "eps")
 
 MakeLayer = Callable[[int, dict[str, Any]], GridAttention]
 
@@ -85,7 +85,7 @@ class GridVisionTransformer(VisionTransformer):
         pos_embed: "learn" for absolute position embeddings, "none" for none.
         max_distance, partition, weights, balanced, halt_threshold, tail, implementation: As in
             `RippleAttention`; `partition="dense"` has a ring for every distance of `img_size`.
-        feature_map, num_features, feature_map_options: As in `LinearAttention`.
+        feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
         kwargs: As in timm's `VisionTransformer`.
     """
 

@@ -39,8 +39,11 @@ def safe_divide(numerator: Tensor | float, denominator: Tensor) -> Tensor:
 def settle(denominator: Tensor, magnitude: Tensor) -> Tensor:
     """The denominator, or 0 where it is no more than the rounding of what it is a difference of.
 
+    Where eps lifts it above that, the rounding of the numerator is divided by more, and stays.
+
     Args:
-        denominator: A difference of sums, zero in exact arithmetic where a query sees nothing.
+        denominator: A difference of sums, and eps; without eps, zero in exact arithmetic where a
+            query sees nothing.
         magnitude: The size of those sums.
     """
     rounding = 16 * torch.finfo(denominator.dtype).eps

@@ -18,19 +18,19 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
 
     Args:
         name: The name of the algorithm.
-        forward: (q, k, v, spatial_weights, radii) → output and denominator.
+        forward: (q, k, v, spatial_weights, radii, eps) → output and denominator + eps.
         backward: (grad, q, k, v, spatial_weights, output, denominator, radii) → gradients of q, k,
-            v and the weights.
+            v and the weights. The denominator is the forward's second output, eps included.
 
     Returns:
-        The differentiable operator: (q, k, v, spatial_weights, radii) → output.
+        The differentiable operator: (q, k, v, spatial_weights, radii, eps) → output.
     """
     inputs = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights"
     forward_op = torch.library.custom_op(
         f"ripple_attention::{name}",
         _in_full_precision(forward),
         mutates_args=(),
-        schema=f"({inputs}, int[] radii) -> (Tensor, Tensor)",
+        schema=f"({inputs}, int[] radii, float eps) -> (Tensor, Tensor)",
     )
     backward_op = torch.library.custom_op(
         f"ripple_attention::{name}_backward",
@@ -41,7 +41,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
     )
 
     @forward_op.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]) -> Any:
+    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
         return v.new_empty(v.shape), v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
 
     @backward_op.register_fake
@@ -49,11 +49,11 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
         return tuple(x.new_empty(x.shape) for x in (q, k, v, spatial_weights))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        *tensors, ctx.radii = inputs
+        *tensors, ctx.radii, _ = inputs
         ctx.save_for_backward(*tensors, *output)
 
     def differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
-        return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None
+        return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None, None
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
 

@@ -8,24 +8,25 @@ from ripple_attention.partition import Partition
 
 
 def ripple_naive(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
 ) -> Tensor:
     """Ripple attention by all pairs, differentiable by autograd.
 
-        out_i = Σ_j α(i,j) (φq_i·φk_j) v_j / Σ_j α(i,j) (φq_i·φk_j)
+        out_i = Σ_j α(i,j) (φq_i·φk_j) v_j / (Σ_j α(i,j) (φq_i·φk_j) + eps)
 
     Args:
         q, k: Mapped queries and keys (B, H, W, N, M); padded keys are zero.
         v: Values (B, H, W, N, E).
         spatial_weights: (B, H, W, N, G).
         radii: Box radii of the partition.
+        eps: Added to the denominator.
 
     Returns:
         (B, H, W, N, E), in the type of v.
     """
     queries, keys, values = (_heads_first(x) for x in (q, k, v))
     similarity = queries @ keys.mT  # (B, N, L, L)
-    return _weighted_mean(similarity * _pair_weights(spatial_weights, radii), values, v)
+    return _weighted_mean(similarity * _pair_weights(spatial_weights, radii), values, v, eps)
 
 
 def ripple_softmax(
@@ -60,8 +61,8 @@ def _pair_weights(spatial_weights: Tensor, radii: list[int]) -> Tensor:
     return _heads_first(spatial_weights).gather(-1, groups.expand(B, N, -1, -1))
 
 
-def _weighted_mean(pairs: Tensor, values: Tensor, like: Tensor) -> Tensor:
-    out = safe_divide(pairs @ values, pairs.sum(-1, keepdim=True))  # (B, N, L, E)
+def _weighted_mean(pairs: Tensor, values: Tensor, like: Tensor, eps: float = 0.0) -> Tensor:
+    out = safe_divide(pairs @ values, pairs.sum(-1, keepdim=True) + eps)  # (B, N, L, E)
     return out.transpose(1, 2).reshape(like.shape).to(like.dtype)  # (B, H, W, N, E)
 
 

@@ -20,33 +20,33 @@ NUMBERS_ELSEWHERE = 2**27
 
 
 def table_forward(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
 ) -> tuple[Tensor, Tensor]:
     """Ripple attention by summed-area tables. Arguments as in `ripple_naive`.
 
     Returns:
-        The output (B, H, W, N, E) in the type of v, and the denominators (B, H, W, N) in float32
-        or better.
+        The output (B, H, W, N, E) in the type of v, and the denominators, eps included,
+        (B, H, W, N) in float32 or better.
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
     for part in _parts(q, v):
         queries, keys, values, weights = (_heads_first(x[part]) for x in (q, k, v, spatial_weights))
         values = F.pad(values, (0, 1), value=1)
-        sums = _weighted_sums(queries, keys, values, weights, radii)  # (B, N, H, W, E+1)
-        out[part] = safe_divide(sums[..., :-1], sums[..., -1:]).permute(0, 2, 3, 1, 4)
-        denominator[part] = sums[..., -1].permute(0, 2, 3, 1)
+        above, below = _weighted_sums(queries, keys, values, weights, radii, eps)
+        out[part] = safe_divide(above, below).permute(0, 2, 3, 1, 4)
+        denominator[part] = below.squeeze(-1).permute(0, 2, 3, 1)
     return out, denominator
 
 
 def table_export(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
 ) -> Tensor:
     """`table_forward` without a loop over the batch: a traced graph takes any batch size."""
     queries, keys, values, weights = (_heads_first(x) for x in (q, k, v, spatial_weights))
     values = F.pad(values, (0, 1), value=1)
-    sums = _weighted_sums(queries, keys, values, weights, radii)
-    return safe_divide(sums[..., :-1], sums[..., -1:]).permute(0, 2, 3, 1, 4).to(v.dtype)
+    numerator, denominator = _weighted_sums(queries, keys, values, weights, radii, eps)
+    return safe_divide(numerator, denominator).permute(0, 2, 3, 1, 4).to(v.dtype)
 
 
 def table_backward(
@@ -131,9 +131,13 @@ def box_sums(table: Tensor, radius: int) -> Tensor:
 
 
 def _weighted_sums(
-    queries: Tensor, keys: Tensor, values: Tensor, weights: Tensor, radii: list[int]
-) -> Tensor:
-    """Σ_g α_g Σ_{j in group g} (φq·φk_j) v'_j: (B, N, H, W, E+1)."""
+    queries: Tensor, keys: Tensor, values: Tensor, weights: Tensor, radii: list[int], eps: float
+) -> tuple[Tensor, Tensor]:
+    """Σ_g α_g Σ_{j in group g} (φq·φk_j) v'_j, split: numerator and denominator + eps.
+
+    Returns:
+        (B, N, H, W, E) and (B, N, H, W, 1).
+    """
     table = OuterTable.build(keys, values)
     mean = queries @ table.mean.unsqueeze(2)  # (B, N, H, W, E+1)
     sums, inner = torch.zeros_like(values), torch.zeros_like(values)
@@ -145,7 +149,7 @@ def _weighted_sums(
     whole = mean * (mean.shape[2] * mean.shape[3])
     sums.addcmul_(weights[..., -1:], whole - inner)
     magnitude = weights.abs().sum(-1, keepdim=True) * whole[..., -1:].abs()
-    return torch.cat([sums[..., :-1], settle(sums[..., -1:], magnitude)], -1)
+    return sums[..., :-1], settle(sums[..., -1:] + eps, magnitude)
 
 
 def _query_gradients(

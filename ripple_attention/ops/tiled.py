@@ -136,30 +136,31 @@ def _uncut(size: int, tile: int, reach: int) -> int:
 
 
 def tiled_forward(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
 ) -> tuple[Tensor, Tensor]:
     """Ripple attention by tiles. Arguments as in `ripple_naive`.
 
     Returns:
-        The output (B, H, W, N, E) in the type of v, and the denominators (B, H, W, N) in float32
-        or better.
+        The output (B, H, W, N, E) in the type of v, and the denominators, eps included,
+        (B, H, W, N) in float32 or better.
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
     cuts, budget = _plan(v, radii)
     for part in parts(v, max(cut.pairs for cut in cuts), budget):
-        pieces = _attend(q[part], k[part], v[part], spatial_weights[part], Partition(radii), cuts)
+        queries, keys, values, weights = (x[part] for x in (q, k, v, spatial_weights))
+        pieces = _attend(queries, keys, values, weights, Partition(radii), cuts, eps)
         for strip, *results in pieces:
             out[part][:, strip.rows], denominator[part][:, strip.rows] = results
     return out, denominator
 
 
 def tiled_export(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int]
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
 ) -> Tensor:
     """`tiled_forward` without a loop over the batch: a traced graph takes any batch size."""
     cuts, _ = _plan(v, radii)
-    pieces = _attend(q, k, v, spatial_weights, Partition(radii), cuts)
+    pieces = _attend(q, k, v, spatial_weights, Partition(radii), cuts, eps)
     return torch.cat([out for _, out, _ in pieces], 1).to(v.dtype)
 
 
@@ -170,8 +171,9 @@ def _attend(
     spatial_weights: Tensor,
     partition: Partition,
     cuts: list[Strip],
+    eps: float,
 ) -> Iterator[tuple[Strip, Tensor, Tensor]]:
-    """Output and denominator of a few heads, strip by strip, in the type of the sums."""
+    """Output and denominator + eps of a few heads, strip by strip, in the type of the sums."""
     heads = v.shape[3]
     padded_k, padded_v = cuts[0].pad_keys(k), cuts[0].pad_keys(v)
     state = None if _sees_all(cuts, v) else _far_state(padded_k, padded_v)  # (B·N, M, E+1)
@@ -182,11 +184,12 @@ def _attend(
         pairs = torch.bmm(queries, strip.key_tiles(padded_k).mT)
         pairs *= _pair_weights(weights if state is None else weights - rest, groups)
         numerator = torch.bmm(pairs, strip.key_tiles(padded_v))
-        denominator = pairs.sum(-1, keepdim=True)
+        near = pairs.sum(-1, keepdim=True)
+        denominator = near + eps
         if state is not None:
             far = _by_tile(_by_head(rest * queries, strip) @ state, strip)
             numerator += far[..., :-1]
-            magnitude = denominator.abs() + far[..., -1:].abs()
+            magnitude = near.abs() + far[..., -1:].abs()
             denominator = settle(denominator + far[..., -1:], magnitude)
         out = strip.untile_queries(safe_divide(numerator, denominator), heads)
         yield strip, out, strip.untile_queries(denominator, heads).squeeze(-1)
