@@ -1,0 +1,122 @@
+"""DeiT's augmentation, image by image, by timm."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from PIL import Image
+from timm.data import create_transform
+from timm.data.transforms import str_to_interp_mode
+from torch import Tensor
+from torchvision.transforms import Compose, RandomCrop, Resize
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """What happens to a training image before it is mixed with others."""
+
+    crop: Literal["none", "pad", "resized"] = "pad"
+    """"pad": pad with black, then cut out the size again; "resized": a random part, resized."""
+    padding: int = 4
+    """Pixels of padding on each side, for "pad"."""
+    flip: float = 0.5
+    """Probability of a mirror image."""
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
+    """timm's name of a RandAugment policy; None for none."""
+    color_jitter: float = 0.3
+    """Strength of random brightness, contrast and saturation; off where `auto_augment` is on."""
+    erasing: float = 0.25
+    """Probability that a random rectangle becomes noise."""
+    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
+    """How images are resized."""
+
+    def __post_init__(self) -> None:
+        if self.crop not in ("none", "pad", "resized"):
+            raise ValueError(f'crop is "none", "pad" or "resized"; got crop={self.crop!r}')
+        if self.interpolation not in ("bilinear", "bicubic"):
+            raise ValueError(
+                f'interpolation is "bilinear" or "bicubic"; got {self.interpolation!r}'
+            )
+        for name in ("flip", "erasing"):
+            probability = getattr(self, name)
+            if not 0 <= probability <= 1:
+                raise ValueError(f"{name} is a probability, 0 to 1; got {name}={probability}")
+        for name in ("padding", "color_jitter"):
+            amount = getattr(self, name)
+            if not amount >= 0:
+                raise ValueError(f"{name} must be at least 0; got {name}={amount}")
+
+
+def train_transform(
+    aug: Augmentation, image_size: int, mean: Sequence[float], std: Sequence[float]
+) -> Callable[[Image.Image], Tensor]:
+    """DeiT's augmentation of one training image.
+
+    Args:
+        aug: What happens to it.
+        image_size: S, side of the result in pixels.
+        mean, std: Of each colour, between 0 and 1.
+
+    Returns:
+        A function of an RGB picture; its result is float32 (3, S, S), normalised. It draws from
+        the generators of `random`, `numpy.random` and `torch`.
+    """
+    return Compose([s for stage in stages(aug, image_size, mean, std) for s in stage.transforms])
+
+
+def stages(
+    aug: Augmentation, image_size: int, mean: Sequence[float], std: Sequence[float]
+) -> tuple[Compose, Compose, Compose]:
+    """The parts of `train_transform`: crop and flip; colours and shapes; tensor and erasing."""
+    try:
+        crop_and_flip, policy, to_tensor = create_transform(
+            image_size,
+            is_training=True,
+            separate=True,
+            hflip=aug.flip,
+            color_jitter=aug.color_jitter,
+            auto_augment=aug.auto_augment,
+            interpolation=aug.interpolation,
+            mean=tuple(mean),
+            std=tuple(std),
+            re_prob=aug.erasing,
+            re_mode="pixel",
+        )
+    except (AssertionError, ValueError) as error:
+        raise ValueError(
+            "auto_augment is a policy of timm's, such as 'rand-m9-mstd0.5-inc1', or None; "
+            f"got {aug.auto_augment!r}: {error}"
+        ) from error
+    if aug.crop == "pad":
+        crop_and_flip.transforms[0] = RandomCrop(image_size, padding=aug.padding)
+    elif aug.crop == "none":
+        mode = str_to_interp_mode(aug.interpolation)
+        crop_and_flip.transforms[0] = Resize((image_size, image_size), mode)
+    return crop_and_flip, policy, to_tensor
+
+
+def eval_transform(
+    image_size: int,
+    mean: Sequence[float],
+    std: Sequence[float],
+    crop_pct: float = 1.0,
+    interpolation: str = "bicubic",
+) -> Callable[[Image.Image], Tensor]:
+    """What is done to an image for evaluation: resize, cut out the centre, normalise.
+
+    Args:
+        image_size: S, side of the result in pixels.
+        mean, std: Of each colour, between 0 and 1.
+        crop_pct: The shorter side becomes S / crop_pct; 1 leaves an image of side S as it is.
+        interpolation: How images are resized, by timm's name.
+
+    Returns:
+        A function of an RGB picture; its result is float32 (3, S, S).
+    """
+    return create_transform(
+        image_size,
+        mean=tuple(mean),
+        std=tuple(std),
+        crop_pct=crop_pct,
+        interpolation=interpolation,
+    )
