@@ -8,6 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ripple_attention.train import commands
+
 if TYPE_CHECKING:
     from ripple_attention.bench.op import Row
 
@@ -19,6 +21,10 @@ app = typer.Typer(
 )
 bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side.")
 app.add_typer(bench, name="bench")
+app.command(context_settings={**commands.EXTRA, "help_option_names": []})(commands.train)
+app.command(context_settings=commands.EXTRA)(commands.evaluate)
+app.command()(commands.predict)
+app.command()(commands.results)
 console = Console()
 errors = Console(stderr=True)
 
@@ -42,13 +48,15 @@ def ripple(
 
 @app.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("runs/demo"),
+    output: Annotated[Path, typer.Option(help="Folder of the run and the picture.")] = Path(
+        "runs/demo"
+    ),
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the digits.")] = None,
 ) -> None:
     """Train a small ripple classifier on digits and draw its ripples. Example: ripple demo"""
-    from ripple_attention.demo import DemoConfig, run
+    from ripple_attention.demo import run
 
-    run(output, DemoConfig() if epochs is None else DemoConfig(epochs=epochs), console)
+    run(output, epochs, console)
 
 
 @app.command()

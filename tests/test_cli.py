@@ -1,6 +1,7 @@
 """The commands, as a person would type them."""
 
 import csv
+import json
 
 import pytest
 import torch
@@ -9,8 +10,11 @@ from typer.testing import CliRunner
 from inputs import relative_error
 from ripple_attention import chebyshev, cli
 from ripple_attention.bench import measure, op
-from ripple_attention.demo import Digits, shifted
+from ripple_attention.data.digits import load_digits_images
 from ripple_attention.plots import weight_map
+from ripple_attention.recipes import find_recipe
+from ripple_attention.train import commands
+from ripple_attention.train.evaluate import Predictor
 
 PNG = b"\x89PNG"
 
@@ -21,7 +25,7 @@ def ripple(*words):
 
 def test_ripple_alone_lists_its_commands():
     output = ripple("--help").output
-    for command in ("demo", "bench", "picture"):
+    for command in ("demo", "bench", "picture", "train", "evaluate", "predict", "results"):
         assert command in output
     assert "op" in ripple("bench", "--help").output
 
@@ -122,30 +126,94 @@ def test_peak_memory_is_what_is_held_at_a_time():
     assert measure.peak_bytes(step, torch.device("cpu")) == pytest.approx(10_000_000, rel=0.01)
 
 
-def test_demo_trains_and_draws(tmp_path):
-    done = ripple("demo", "--epochs", 1, "--output", tmp_path / "demo")
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """What `ripple demo` leaves, after a shorter training."""
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    return folder, ripple("demo", "--epochs", 2, "--output", folder)
+
+
+def test_demo_trains_and_draws(demo):
+    folder, done = demo
     assert done.exit_code == 0, done.output
     assert "Accuracy on 360 digits it has not seen" in done.output
-    assert (tmp_path / "demo" / "ripples.png").read_bytes()[:4] == PNG
+    assert (folder / "ripples.png").read_bytes()[:4] == PNG
 
 
-def test_digits_are_split_once():
-    digits = Digits.load()
-    assert digits.train_images.shape == (1437, 1, 32, 32)
-    assert digits.test_images.shape == (360, 1, 32, 32)
-    assert digits.train_images.min() == -1 and digits.train_images.max() == 1
-    assert torch.equal(digits.test_labels, Digits.load().test_labels)
-    train = {image.numpy().tobytes() for image in digits.train_images}
-    assert not any(image.numpy().tobytes() in train for image in digits.test_images)
+def test_evaluate_gives_the_accuracy_that_training_ended_with(demo):
+    folder, _ = demo
+    result = json.loads((folder / "result.json").read_text())
+    for path in (folder, folder / "model.safetensors", folder / "checkpoints/step-00000058"):
+        done = ripple("evaluate", path)
+        assert done.exit_code == 0, done.output
+        words = done.output.split()
+        assert words[words.index("360") :][:5:2] == [
+            "360",
+            f"{result['top1']:.2f}",
+            f"{result['top5']:.2f}",
+        ]
 
 
-def test_shifted_images_keep_their_pixels():
-    images = torch.arange(2 * 32 * 32.0).view(2, 1, 32, 32)
-    moved = shifted(images, by=2)
-    assert moved.shape == images.shape
-    assert {float(x) for x in moved[0].flatten()} <= {float(x) for x in images[0].flatten()}
-    torch.manual_seed(0)
-    assert any(not torch.equal(shifted(images), images) for _ in range(3))
+def test_evaluate_takes_fields_of_the_recipe(demo):
+    done = ripple("evaluate", demo[0], "--data.name", "cifar100", "--data.root", "nowhere")
+    assert "nowhere" in str(done.exception)
+
+
+def test_predict_names_classes(demo, tmp_path):
+    digits = load_digits_images(train=False)
+    picture, broken = tmp_path / "digit.png", tmp_path / "broken.png"
+    digits[0][0].convert("L").resize((50, 40)).save(picture)
+    broken.write_bytes(picture.read_bytes()[:200])
+    done = ripple("predict", demo[0], picture, "--top", 3)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("%") == 3
+    done = ripple("predict", demo[0], broken, picture)
+    assert done.output.count("%") == 5
+    assert f"{broken} cannot be read as a picture" in str(done.exception)
+    assert "does not exist" in str(ripple("predict", demo[0], "no.png").exception)
+
+
+def test_predict_says_what_training_saw(demo):
+    """The most likely class of `predict` is right as often as `evaluate` says."""
+    folder, _ = demo
+    predictor, digits = Predictor(folder / "model.safetensors"), load_digits_images(train=False)
+    right = [predictor(digits[i][0])[0][0] == str(digits[i][1]) for i in range(len(digits))]
+    result = json.loads((folder / "result.json").read_text())
+    assert 100 * sum(right) / len(right) == pytest.approx(result["top1"])
+
+
+def test_results_are_gathered(demo, tmp_path):
+    path = tmp_path / "new folder" / "results.csv"
+    done = ripple("results", demo[0], "--output", path)
+    assert done.exit_code == 0, done.output
+    (row,) = csv.DictReader(path.open())
+    assert row["recipe"] == "digits"
+    assert row["changes"] == "optimizer.warmup_epochs: 3 → 1; epochs: 24 → 2"
+    assert float(row["top1"]) == pytest.approx(
+        json.loads((demo[0] / "result.json").read_text())["top1"], abs=1e-3
+    )
+    assert "it is no folder of a run" in str(
+        ripple("results", tmp_path, "--output", path).exception
+    )
+
+
+def test_recipes_are_listed():
+    output = ripple("train", "--list").output
+    for name in ("cifar100-ripple-tiny", "imagenet-convit-tiny", "digits"):
+        assert name in output
+    assert "73.94 / 92.37" in output
+
+
+def test_train_shows_every_field(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        commands.override(find_recipe("digits"), ["--help"], "ripple train digits")
+    output = capsys.readouterr().out
+    for field in ("--optimizer.lr", "--hardware.devices", "--model.max-distance", "--epochs"):
+        assert field in output
+    assert ripple("train").exit_code == 2
+    assert ripple("train", "--help").exit_code == 0
+    assert "did you mean digits" in str(ripple("train", "digit").exception)
+    assert "comes before its fields" in ripple("train", "--epochs", 3).output
 
 
 def test_weight_map_lays_weights_on_their_rings():

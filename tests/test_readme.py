@@ -1,14 +1,17 @@
 """The README's code runs as it is printed, and its links lead somewhere."""
 
+import csv
 import re
 from pathlib import Path
 
 import pytest
 
 from ripple_attention.bench.op import markdown_table, read_csv
+from ripple_attention.recipes import find_recipe
+from ripple_attention.train import commands
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/algorithm.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "docs/algorithm.md", "docs/training.md"]
 
 
 def test_the_readmes_python_runs():
@@ -25,6 +28,29 @@ def test_the_readmes_python_runs():
 def test_the_readmes_numbers_are_those_of_the_results_file():
     results = ROOT / "benchmarks/results/op-amd-epyc-2-threads-float32.csv"
     assert markdown_table(read_csv(results)) in (ROOT / "README.md").read_text()
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_figures_of_training_are_those_of_the_results_file(page):
+    text = (ROOT / page).read_text()
+    rows = list(csv.DictReader((ROOT / "benchmarks/results/stability-nvidia-h200.csv").open()))
+    for system in ("deit", "deit-la", "ripple"):
+        runs = [row for row in rows if row["recipe"] == f"cifar100-20-{system}-tiny"]
+        top1, largest = (
+            ", ".join(f"{float(row[name]):.1f}" for row in runs)
+            for name in ("top1", "gradient_norm_max")
+        )
+        assert re.search(rf"\| {top1} \|.* {largest} \|", text)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+def test_commands_of_training_are_understood(page):
+    lines = re.findall(r"^    ripple train (\S+)(.*?)(?:  #.*)?$", (ROOT / page).read_text(), re.M)
+    assert len(lines) >= 4
+    for name, words in lines:
+        words = re.sub(r"--(resume|quick|help|output \S+)", "", words).split()
+        if name != "--list":
+            commands.override(find_recipe(name), words, "ripple train")
 
 
 @pytest.mark.parametrize("page", PAGES)

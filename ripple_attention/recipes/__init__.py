@@ -1,0 +1,41 @@
+"""Recipes: a file for each result, named after its path: `cifar100/ripple_tiny.py` is
+`cifar100-ripple-tiny`. A folder's `__init__` holds what its results share."""
+
+import difflib
+import importlib
+import pkgutil
+from dataclasses import dataclass, replace
+from functools import cache
+
+from ripple_attention.train.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Listed:
+    """A recipe, with the first line of its file: which result of the paper it makes."""
+
+    recipe: Recipe
+    claim: str
+
+
+@cache
+def all_recipes() -> dict[str, Listed]:
+    """Every recipe by its name."""
+    found = {}
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        if not module.ispkg:
+            name = module.name.removeprefix(f"{__name__}.").replace(".", "-").replace("_", "-")
+            loaded = importlib.import_module(module.name)
+            claim = str(loaded.__doc__).splitlines()[0]
+            found[name] = Listed(replace(loaded.RECIPE, name=name), claim)
+    return found
+
+
+def find_recipe(name: str) -> Recipe:
+    """The recipe of that name."""
+    known = all_recipes()
+    if name not in known:
+        near = difflib.get_close_matches(name, known, n=3)
+        hint = f"did you mean {', '.join(near)}? " if near else ""
+        raise ValueError(f"there is no recipe {name!r}: {hint}`ripple train --list` shows all")
+    return known[name].recipe

@@ -1,0 +1,34 @@
+"""Digits: a small ripple classifier on scikit-learn's digits, on the CPU.
+
+    ripple train digits
+
+Not yet run.
+"""
+
+from ripple_attention.data.augment import Augmentation
+from ripple_attention.train.recipe import (
+    DataSpec,
+    Hardware,
+    Mixing,
+    ModelSpec,
+    OptimizerSpec,
+    Recipe,
+)
+
+RECIPE = Recipe(
+    model=ModelSpec(
+        name="ripple_tiny4_patch2_32", patch_size=4, width=64, heads=4, mlp_ratio=2.0, drop_path=0.0
+    ),
+    data=DataSpec(name="digits", num_classes=10),
+    augmentation=Augmentation(
+        padding=3, flip=0.0, auto_augment=None, color_jitter=0.0, erasing=0.0
+    ),
+    mixing=Mixing(mixup=0.0, cutmix=0.0),
+    optimizer=OptimizerSpec(lr=3e-3, warmup_epochs=3),
+    epochs=24,
+    batch_size=48,
+    label_smoothing=0.05,
+    ema_decay=None,
+    validate_every=4,
+    hardware=Hardware(accelerator="cpu", precision="32-true"),
+)

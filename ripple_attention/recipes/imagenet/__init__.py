@@ -1,0 +1,19 @@
+"""ImageNet-1k as in the paper: DeiT's recipe without distillation and repeated augmentation."""
+
+from dataclasses import replace
+
+from ripple_attention.data.augment import Augmentation
+from ripple_attention.train.recipe import DataSpec, ModelSpec, OptimizerSpec, Recipe
+
+SCHEDULE = Recipe(
+    data=DataSpec(name="imagenet", root="data/imagenet", num_classes=1000, in_memory=False),
+    augmentation=Augmentation(crop="resized"),
+    optimizer=OptimizerSpec(lr=1e-3),
+    batch_size=1024,
+    epochs=300,
+)
+
+
+def imagenet(name: str, **options: object) -> Recipe:
+    """The schedule with a model and its options."""
+    return replace(SCHEDULE, model=ModelSpec(name=name, **options))  # type: ignore[arg-type]

@@ -1,0 +1,167 @@
+"""Checkpoints: a folder each, whole or not there at all, read without executing anything."""
+
+import json
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ripple_attention.train.recipe import Recipe
+
+# Files of weights, and what their names begin with in the state of a `Classifier`.
+WEIGHTS = {"model.safetensors": "model.", "ema.safetensors": "ema.module."}
+TRAINER = "trainer.pt"
+KEEP = 2
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint that cannot be read: which, why, and what to do."""
+
+
+class CheckpointFolders(CheckpointIO):
+    """Reads and writes Lightning's checkpoints as folders.
+
+    `model.safetensors` and `ema.safetensors` hold the weights, with the recipe and the names of the
+    classes in their metadata; `trainer.pt` holds the state of optimiser, schedule and loops. A
+    folder is written under another name and then renamed: a checkpoint that is there is whole.
+    """
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
+        folder = Path(path)
+        if folder.exists():  # of the same step, and renamed only when it was whole
+            return
+        partial = folder.with_name(f".partial-{folder.name}")
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        trainer = dict(checkpoint)
+        metadata, state = trainer.pop("metadata"), trainer.pop("state_dict")
+        for name, prefix in WEIGHTS.items():
+            own = {key for key in state if key.startswith(prefix)}
+            weights = {key.removeprefix(prefix): state.pop(key) for key in sorted(own)}
+            if weights:
+                write_weights(partial / name, weights, metadata)
+        torch.save(trainer | {"state": state}, partial / TRAINER)
+        for file in partial.iterdir():
+            _flush(file)
+        partial.rename(folder)
+        _flush(folder.parent)
+
+    def load_checkpoint(
+        self, path: Any, map_location: Any = "cpu", weights_only: bool | None = True
+    ) -> dict[str, Any]:
+        folder = Path(path)
+        file = folder / TRAINER
+        try:
+            checkpoint = torch.load(file, map_location="cpu", weights_only=True)
+            state = checkpoint.pop("state")
+        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+            raise CheckpointError(
+                f"{file} is not the trainer's state as `ripple train` writes it: {_brief(error)}"
+            ) from None
+        for name, prefix in WEIGHTS.items():
+            if (folder / name).exists():
+                weights, _ = read_weights(folder / name)
+                state |= {prefix + key: value for key, value in weights.items()}
+        return checkpoint | {"state_dict": state}
+
+    def remove_checkpoint(self, path: Any) -> None:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def folder_of_step(checkpoints: Path, step: int) -> Path:
+    return checkpoints / f"step-{step:08d}"
+
+
+def steps_kept(checkpoints: Path) -> Iterator[int]:
+    """The steps of the checkpoints in a folder, the latest first."""
+    names = [path.name for path in checkpoints.glob("step-*")]
+    yield from sorted((int(n[5:]) for n in names if re.fullmatch(r"step-\d{8,}", n)), reverse=True)
+
+
+def tidy(checkpoints: Path, keep: int = KEEP) -> None:
+    """Removes what a killed run left half-written, and all but the latest checkpoints."""
+    for path in checkpoints.glob(".partial-*"):
+        shutil.rmtree(path, ignore_errors=True)
+    for step in list(steps_kept(checkpoints))[keep:]:
+        shutil.rmtree(folder_of_step(checkpoints, step), ignore_errors=True)
+
+
+def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Weights with what is needed to use them: a model by itself."""
+    whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
+    save_file(whole, path, metadata=metadata)
+
+
+def describe(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, str]:
+    """The metadata of a file of weights."""
+    return {"recipe": recipe.to_json(), "classes": json.dumps(classes)}
+
+
+def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Weights and metadata as `write_weights` wrote them."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors, it may be cut short: {_brief(error)}"
+        ) from None
+
+
+def read_description(path: Path) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe and the classes that a file of weights was trained with."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as safetensors, it may be cut short: {_brief(error)}"
+        ) from None
+    if not {"recipe", "classes"} <= metadata.keys():
+        raise CheckpointError(
+            f"{path} does not say how it was trained: it was not written by `ripple train`. "
+            "To use its weights alone, load them with timm.create_model(name, checkpoint_path=…)"
+        )
+    recipe = Recipe.from_json(metadata["recipe"], f"the metadata of {path}")
+    return recipe, tuple(json.loads(metadata["classes"]))
+
+
+def find_weights(path: Path, ema: bool = False) -> Path:
+    """The file of weights that a person means: a file, a checkpoint's folder or a run's."""
+    name = list(WEIGHTS)[ema]
+    if path.is_file():
+        return path
+    candidates = [path / name]
+    checkpoints = path / "checkpoints"
+    candidates += [folder_of_step(checkpoints, step) / name for step in steps_kept(checkpoints)]
+    for candidate in candidates:
+        if candidate.is_file():
+            return candidate
+    raise CheckpointError(
+        f"a checkpoint is a .safetensors file, or a folder of a run that holds {name}; "
+        f"{path} is neither" + ("" if path.exists() else ": it does not exist")
+    )
+
+
+def _flush(path: Path) -> None:
+    """Waits until the file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _brief(error: Exception) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,170 @@
+"""The commands that train and use models: `ripple train`, `evaluate`, `predict` and `results`."""
+
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from ripple_attention.train.recipe import Recipe
+
+console = Console()
+EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+def train(
+    context: typer.Context,
+    name: Annotated[
+        str | None, typer.Argument(help="A recipe's name, or the path of a recipe.json.")
+    ] = None,
+    show_list: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Two steps on made-up images: does it start?")
+    ] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the last good checkpoint, if any.")
+    ] = False,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the run; runs/NAME unless given.")
+    ] = None,
+    show_help: Annotated[
+        bool, typer.Option("--help", help="This; after NAME, every field of the recipe.")
+    ] = False,
+) -> None:
+    """Train a recipe; any of its fields may follow.
+
+    Example: ripple train cifar100-ripple-tiny --optimizer.lr 1e-3 --hardware.compile
+    """
+    if show_list:
+        list_recipes()
+        return
+    if name is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(0 if show_help else 2)
+    recipe = recipe_of(name)
+    words = [*context.args, *(["--help"] if show_help else [])]
+    recipe = override(recipe, words, f"ripple train {name}")
+
+    import ripple_attention.train.recipe as recipes
+    from ripple_attention.train.run import train as run
+    from ripple_attention.train.safety import StoppedError
+
+    if quick:
+        recipe = recipes.quick(recipe)
+    folder = output or Path("runs") / (f"quick-{recipe.name}" if quick else recipe.name)
+    try:
+        run(recipe, folder, console, resume)
+    except StoppedError as stopped:
+        console.print(str(stopped), style="yellow", highlight=False, soft_wrap=True)
+        known = signal.Signals.__members__.values()
+        raise typer.Exit(
+            128 + stopped.signal_number if stopped.signal_number in known else 0
+        ) from None
+
+
+def evaluate(
+    context: typer.Context,
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
+    ],
+    ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
+) -> None:
+    """Top-1 and top-5 accuracy on the recipe's test images; fields of the recipe may follow.
+
+    Example: ripple evaluate runs/digits
+    """
+    from ripple_attention.train.checkpoint import find_weights, read_description
+    from ripple_attention.train.evaluate import evaluate as run
+
+    path = find_weights(checkpoint, ema)
+    recipe, _ = read_description(path)
+    recipe = override(recipe, context.args, f"ripple evaluate {checkpoint}")
+    result = run(path, recipe)
+    table = Table(title=f"{recipe.name}: {path}", title_justify="left")
+    for heading in ("images", "top-1 %", "top-5 %"):
+        table.add_column(heading, justify="right")
+    table.add_row(f"{result.images:,}", f"{result.top1:.2f}", f"{result.top5:.2f}")
+    console.print(table)
+    if result.damaged:
+        console.print(f"{result.damaged} images could not be decoded and are not counted.")
+
+
+def predict(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
+    ],
+    images: Annotated[list[Path], typer.Argument(help="Pictures.")],
+    top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+) -> None:
+    """Name the classes of pictures. Example: ripple predict runs/digits seven.png"""
+    from ripple_attention.train.checkpoint import find_weights
+    from ripple_attention.train.evaluate import Predictor, open_image
+
+    predictor = Predictor(find_weights(checkpoint, ema), device)
+    broken = []
+    for path in images:
+        try:
+            image = open_image(path)
+        except ValueError as error:
+            broken.append(str(error))
+            continue
+        table = Table(title=str(path), title_justify="left", show_header=False)
+        for label, probability in predictor(image)[:top]:
+            table.add_row(label, f"{probability:.1%}")
+        console.print(table)
+    if broken:
+        raise ValueError("\n".join(broken))
+
+
+def results(
+    runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
+    output: Annotated[Path, typer.Option(help="The CSV to write.")],
+) -> None:
+    """Gather the results of runs into a CSV. Example: ripple results runs/* --output results.csv"""
+    from ripple_attention.train.results import gather, write_results
+
+    rows = gather(runs)
+    write_results(rows, output)
+    console.print(f"Wrote {len(rows)} rows to [bold]{output}[/bold]")
+
+
+def recipe_of(name: str) -> "Recipe":
+    """A recipe by its name or its file."""
+    from ripple_attention.recipes import find_recipe
+    from ripple_attention.train.recipe import Recipe
+
+    if name.startswith("-"):
+        raise typer.BadParameter(f"the recipe's name comes before its fields; got {name!r} first")
+    if name.endswith(".json"):
+        return Recipe.read(Path(name))
+    return find_recipe(name)
+
+
+def override(recipe: "Recipe", words: list[str], command: str) -> "Recipe":
+    """The recipe with the fields that were given on the command line, their types checked."""
+    import tyro
+
+    from ripple_attention.train.recipe import Recipe
+
+    return tyro.cli(Recipe, default=recipe, args=words, prog=command)
+
+
+def list_recipes() -> None:
+    """Prints every recipe: what it shows, and the paper's top-1 and top-5 where it has them."""
+    from ripple_attention.paper import ACCURACY
+    from ripple_attention.recipes import all_recipes
+
+    table = Table(box=None)
+    table.add_column("recipe", no_wrap=True)
+    table.add_column("epochs", justify="right", no_wrap=True)
+    table.add_column("paper's %", no_wrap=True)
+    table.add_column("shows")
+    for name, listed in all_recipes().items():
+        paper = " / ".join(f"{value:.2f}" for value in ACCURACY.get(name, ()))
+        table.add_row(name, str(listed.recipe.epochs), paper or "–", listed.claim)
+    console.print(table)

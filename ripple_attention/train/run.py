@@ -1,0 +1,191 @@
+"""A training run from a recipe, in a folder of its own."""
+
+import json
+import logging
+import os
+import shutil
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+from rich.console import Console
+from rich.table import Table
+
+from ripple_attention.bench.measure import hardware
+from ripple_attention.data.module import RecipeData
+from ripple_attention.train.checkpoint import (
+    WEIGHTS,
+    CheckpointError,
+    CheckpointFolders,
+    folder_of_step,
+    steps_kept,
+    tidy,
+)
+from ripple_attention.train.classifier import Classifier, preprocessing
+from ripple_attention.train.environment import environment
+from ripple_attention.train.progress import RunProgress
+from ripple_attention.train.recipe import Recipe, differences
+from ripple_attention.train.recorder import Recorder, gradient_norms, read_metrics, replace_text
+from ripple_attention.train.safety import Safety
+
+
+def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) -> dict[str, Any]:
+    """Trains a recipe to its end and evaluates it.
+
+    The folder gets `recipe.json`, `environment.json`, `metrics.jsonl`, `metrics.csv`,
+    `tensorboard/`, `checkpoints/`, and at the end `model.safetensors` (with `ema.safetensors`, if
+    the recipe keeps a mean) and `result.json`.
+
+    Args:
+        recipe: What to train.
+        folder: Of the run; new, or to be gone on with.
+        console: Where progress is shown.
+        resume: Go on from the last good checkpoint, if there is one.
+
+    Returns:
+        What `result.json` holds.
+    """
+    started = time.monotonic()
+    main = int(os.environ.get("LOCAL_RANK", 0)) == 0 and int(os.environ.get("NODE_RANK", 0)) == 0
+    if main:
+        _prepare(recipe, folder, resume)
+    if resume and (folder / "result.json").exists():
+        console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
+        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    checkpoints = folder / "checkpoints"
+    checkpoint = last_good_checkpoint(checkpoints) if resume else None
+    if main and checkpoint:
+        console.print(f"Going on from {checkpoint}", highlight=False, soft_wrap=True)
+
+    pl.seed_everything(recipe.seed, verbose=False)
+    module = Classifier(recipe)
+    data = RecipeData(recipe, preprocessing(module.model))
+    recorder = Recorder(folder)
+    safety = Safety(checkpoints, recorder, started)
+    trainer = create_trainer(recipe, [recorder, RunProgress(console, recorder), safety])
+    try:
+        trainer.fit(module, data, ckpt_path=checkpoint)
+        if module.last_evaluation.get("step") != trainer.global_step:
+            trainer.validate(module, data, verbose=False)
+    finally:
+        recorder.close()
+    result = _result(recipe, folder, trainer, module, started)
+    if trainer.is_global_zero:
+        final = folder_of_step(checkpoints, trainer.global_step)
+        for name in WEIGHTS:
+            if (final / name).exists():
+                partial = folder / f".partial-{name}"
+                shutil.copyfile(final / name, partial)
+                os.replace(partial, folder / name)
+        replace_text(folder / "result.json", json.dumps(result, indent=2) + "\n")
+        console.print(summary(result))
+    return result
+
+
+def create_trainer(recipe: Recipe, callbacks: list[pl.Callback]) -> pl.Trainer:
+    """Lightning's trainer for the hardware of a recipe."""
+    machine = recipe.hardware
+    several = machine.devices * machine.nodes > 1
+    # Advice that does not apply: our loaders divide and resume by themselves, on purpose.
+    warnings.filterwarnings("ignore", ".*does not have many workers.*")
+    warnings.filterwarnings("ignore", ".*module.s. in eval mode.*")  # the mean of the weights
+    warnings.filterwarnings("ignore", ".*LeafSpec.*")  # Lightning's own use of torch
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    return pl.Trainer(
+        accelerator=machine.accelerator,
+        devices=machine.devices,
+        num_nodes=machine.nodes,
+        strategy="ddp" if several else "auto",
+        precision=machine.precision,
+        max_epochs=recipe.epochs,
+        check_val_every_n_epoch=recipe.validate_every,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,
+        plugins=[CheckpointFolders()],
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+def last_good_checkpoint(checkpoints: Path) -> Path | None:
+    """The latest checkpoint that can be read; None where there is none."""
+    kept = list(steps_kept(checkpoints))
+    reasons = []
+    for step in kept:
+        folder = folder_of_step(checkpoints, step)
+        try:
+            CheckpointFolders().load_checkpoint(folder)
+        except CheckpointError as error:
+            reasons.append(str(error))
+            continue
+        for reason in reasons:
+            warnings.warn(f"{reason}. Going back to {folder}.", stacklevel=2)
+        return folder
+    if reasons:
+        raise CheckpointError(
+            f"no checkpoint in {checkpoints} can be read: {'; '.join(reasons)}. "
+            "Remove the folder of the run to start anew"
+        )
+    return None
+
+
+def _prepare(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Writes what a run starts from, or finds that it is not this run."""
+    written = folder / "recipe.json"
+    if written.exists():
+        if not resume:
+            raise ValueError(
+                f"{folder} holds a run already: --resume goes on with it, --output names another "
+                "folder"
+            )
+        changed = differences(Recipe.read(written), recipe)
+        if changed:
+            raise ValueError(
+                f"the run in {folder} has another recipe, so it cannot go on with this one "
+                f"({'; '.join(changed)}); give it the same fields, or another --output"
+            )
+    folder.mkdir(parents=True, exist_ok=True)
+    tidy(folder / "checkpoints")
+    replace_text(written, recipe.to_json() + "\n")
+    path = folder / "environment.json"
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    replace_text(path, json.dumps([*before, environment()], indent=2) + "\n")
+
+
+def _result(
+    recipe: Recipe, folder: Path, trainer: pl.Trainer, module: Classifier, started: float
+) -> dict[str, Any]:
+    """One line of results; speed is that of a typical row, not slowed by the first ones."""
+    metrics = folder / "metrics.jsonl"
+    rates = sorted(
+        row["images_per_second"] for row in read_metrics(metrics) if row["kind"] == "train"
+    )
+    evaluation = module.last_evaluation
+    names = ("top1", "top5", "ema_top1", "ema_top5", "damaged_images")
+    return {
+        "recipe": recipe.name,
+        "seed": recipe.seed,
+        "epochs": recipe.epochs,
+        "steps": trainer.global_step,
+        **{name: evaluation[name] for name in names if name in evaluation},
+        **(gradient_norms(metrics, recipe.optimizer.warmup_epochs) if rates else {}),
+        "images_per_second": rates[len(rates) // 2] if rates else None,
+        "minutes_of_last_session": (time.monotonic() - started) / 60,
+        "hardware": hardware(trainer.strategy.root_device),
+        "devices": trainer.world_size,
+    }
+
+
+def summary(result: dict[str, Any]) -> Table:
+    """The final table of a run."""
+    table = Table(title=result["recipe"], title_justify="left", show_header=False)
+    for name, value in result.items():
+        if name != "recipe" and value is not None:
+            shown = f"{value:,.2f}" if isinstance(value, float) else str(value)
+            table.add_row(name.replace("_", " "), shown)
+    return table

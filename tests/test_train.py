@@ -1,0 +1,396 @@
+"""The training engine: what a run writes, survives and refuses."""
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from io import StringIO
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+
+from ripple_attention.data.augment import Augmentation
+from ripple_attention.train import recorder
+from ripple_attention.train.checkpoint import (
+    CheckpointError,
+    find_weights,
+    folder_of_step,
+    read_description,
+    steps_kept,
+)
+from ripple_attention.train.classifier import Classifier, learning_rate
+from ripple_attention.train.recipe import (
+    DataSpec,
+    Hardware,
+    Mixing,
+    ModelSpec,
+    OptimizerSpec,
+    Recipe,
+)
+from ripple_attention.train.recorder import DivergedError, gradient_norms, read_metrics
+from ripple_attention.train.run import train
+
+STEPS_PER_EPOCH, EPOCHS = 6, 3
+
+SMALL = Recipe(
+    name="small",
+    model=ModelSpec("ripple_tiny4_patch2_32", patch_size=8, width=24, heads=2, depth=2),
+    data=DataSpec("made-up", num_classes=10, count=26),
+    augmentation=Augmentation(auto_augment="rand-m9-mstd0.5-inc1"),
+    optimizer=OptimizerSpec(lr=1e-3, warmup_epochs=1),
+    epochs=EPOCHS,
+    batch_size=4,
+    ema_decay=0.9,
+    log_every=2,
+    hardware=Hardware("cpu", precision="32-true"),
+)
+
+
+def run(folder, recipe=SMALL, resume=False):
+    return train(recipe, folder, Console(file=StringIO()), resume)
+
+
+def weights(folder):
+    return {name: load_file(folder / f"{name}.safetensors") for name in ("model", "ema")}
+
+
+def assert_same_weights(one, other):
+    for name, tensors in weights(one).items():
+        for key, value in tensors.items():
+            assert torch.equal(value, weights(other)[name][key]), (name, key)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A run that nothing disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return folder, run(folder)
+
+
+def schedule(folder):
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "train"]
+    return [(row["step"], row["learning_rate"]) for row in rows]
+
+
+def test_a_run_folder_holds_what_a_reader_needs(whole):
+    folder, result = whole
+    assert Recipe.read(folder / "recipe.json") == SMALL
+    (session,) = json.loads((folder / "environment.json").read_text())
+    assert torch.__version__.startswith(session["torch"])
+    assert {"git_revision", "hardware", "command", "started", "timm"} <= session.keys()
+    rows = read_metrics(folder / "metrics.jsonl")
+    columns = list(csv.DictReader((folder / "metrics.csv").open()))
+    assert [int(row["step"]) for row in columns] == [row["step"] for row in rows]
+    assert float(columns[0]["loss"]) == rows[0]["loss"]
+    evaluations = [row for row in rows if row["kind"] == "evaluation"]
+    assert [row["step"] for row in evaluations] == [6, 12, 18]
+    assert all(0 <= row["top1"] <= row["top5"] <= 100 for row in evaluations)
+    assert list((folder / "tensorboard").iterdir())
+    assert json.loads((folder / "result.json").read_text()) == result
+    assert result["steps"] == STEPS_PER_EPOCH * EPOCHS
+    assert result["top1"] == evaluations[-1]["top1"]
+    assert result["ema_top5"] == evaluations[-1]["ema_top5"]
+    assert list(steps_kept(folder / "checkpoints")) == [18]
+    trainer = torch.load(folder / "checkpoints/step-00000018/trainer.pt", weights_only=True)
+    assert trainer["global_step"] == 18
+    recipe, classes = read_description(folder / "model.safetensors")
+    assert recipe == SMALL
+    assert classes[3] == "class 3"
+
+
+def test_the_schedule_is_linear_then_a_cosine(whole):
+    folder, _ = whole
+    expected = [
+        (step, pytest.approx(learning_rate(step - 1, STEPS_PER_EPOCH, EPOCHS, SMALL.optimizer)))
+        for step in range(2, 19, 2)
+    ]
+    assert schedule(folder) == expected
+
+
+def test_the_mean_of_the_weights_follows_them(tmp_path):
+    def mean_after(decay):
+        folder = tmp_path / str(decay)
+        run(folder, replace(SMALL, epochs=1, ema_decay=decay))
+        return load_file(folder / "ema.safetensors"), load_file(folder / "model.safetensors")
+
+    mean, last = mean_after(0.0)
+    assert all(torch.equal(mean[key], last[key]) for key in last)
+    mean, last = mean_after(0.9)
+    assert not torch.equal(mean["head.weight"], last["head.weight"])
+
+
+def test_gradient_norms_are_of_the_steps_after_warm_up(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    norms = [(0.5, 90.0), (1.5, 12.0), (2.0, 1.0), (2.5, 3.0)]
+    rows = [
+        {"kind": "train", "step": 1, "epoch": e, "gradient_norm": n, "gradient_norm_max": n}
+        for e, n in norms
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    found = gradient_norms(path, warmup_epochs=1)
+    assert found == {
+        "gradient_norm_median": 3.0,
+        "gradient_norm_max": 12.0,
+        "gradient_norm_spikes": 1,
+    }
+
+
+def test_a_run_does_not_overwrite_another(whole):
+    folder, _ = whole
+    before = (folder / "metrics.jsonl").read_bytes()
+    with pytest.raises(ValueError, match="holds a run already: --resume"):
+        run(folder)
+    other = replace(SMALL, seed=1, optimizer=replace(SMALL.optimizer, lr=0.5))
+    with pytest.raises(ValueError, match=r"optimizer.lr: 0.001 → 0.5; seed: 0 → 1"):
+        run(folder, other, resume=True)
+    assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_has_ended_is_not_run_again(whole):
+    folder, result = whole
+    assert run(folder, resume=True) == result
+
+
+CHILD = """
+import os, signal, sys
+from io import StringIO
+from pathlib import Path
+import torch
+from rich.console import Console
+from ripple_attention.train import checkpoint, safety
+from ripple_attention.train.recipe import Recipe
+from ripple_attention.train.run import train
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+how, folder = sys.argv[1], Path(sys.argv[2])
+if how == "in an epoch":
+    original = safety.Safety.on_train_batch_end
+    def batch_end(self, trainer, *rest):
+        original(self, trainer, *rest)
+        if trainer.global_step == 9:
+            die()
+    safety.Safety.on_train_batch_end = batch_end
+else:
+    original = torch.save
+    def save(value, path):
+        original(value, path)
+        if value["global_step"] == 10:
+            os.truncate(path, os.path.getsize(path) // 2)
+            die()
+    torch.save = save
+recipe = Recipe.read(Path(sys.argv[3]))
+train(recipe, folder, Console(file=StringIO()))
+"""
+
+
+@pytest.mark.parametrize("how", ["in an epoch", "in a checkpoint"])
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(how, whole, tmp_path):
+    recipe = replace(SMALL, checkpoint_minutes=0.0)
+    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    folder = tmp_path / "killed"
+    command = [sys.executable, "-c", CHILD, how, folder, tmp_path / "recipe.json"]
+    assert subprocess.run(command).returncode == -signal.SIGKILL
+    assert next(steps_kept(folder / "checkpoints")) == 9
+    assert any((folder / "checkpoints").glob(".partial-*")) == (how == "in a checkpoint")
+    run(folder, recipe, resume=True)
+    assert schedule(folder)[-1] == schedule(whole[0])[-1]
+    assert read_metrics(folder / "metrics.jsonl")[-1]["step"] == 18
+    assert_same_weights(folder, whole[0])
+    assert not any((folder / "checkpoints").glob(".partial-*"))
+    assert len(json.loads((folder / "environment.json").read_text())) == 2
+
+
+@pytest.mark.parametrize("step", [1, 5, 6, 7, 12, 17])
+def test_a_run_may_be_cut_after_any_step(step, whole, tmp_path, monkeypatch):
+    from ripple_attention.train.safety import Safety, StoppedError
+
+    original = Safety.on_train_batch_end
+
+    def batch_end(self, trainer, *rest):
+        if trainer.global_step == step:
+            self._ask(signal.SIGTERM, None)
+        original(self, trainer, *rest)
+
+    monkeypatch.setattr(Safety, "on_train_batch_end", batch_end)
+    with pytest.raises(StoppedError, match=f"Stopped at step {step} because it was told to"):
+        run(tmp_path / "cut")
+    monkeypatch.undo()
+    assert list(steps_kept(tmp_path / "cut/checkpoints")) == [step]
+    run(tmp_path / "cut", resume=True)
+    assert_same_weights(tmp_path / "cut", whole[0])
+    evaluations = [
+        [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "evaluation"]
+        for folder in (tmp_path / "cut", whole[0])
+    ]
+    assert evaluations[0] == evaluations[1]
+
+
+def test_a_run_without_end_of_time_stops_in_time(tmp_path):
+    from ripple_attention.train.safety import TIME_IS_UP, StoppedError
+
+    hardware = replace(SMALL.hardware, stop_after_minutes=0.0)
+    with pytest.raises(StoppedError, match="because its time is up") as stopped:
+        run(tmp_path / "run", replace(SMALL, hardware=hardware))
+    assert stopped.value.signal_number == TIME_IS_UP
+    assert list(steps_kept(tmp_path / "run/checkpoints")) == [1]
+    run(tmp_path / "run", resume=True)  # hardware may change
+
+
+def test_sigterm_writes_a_checkpoint_first(tmp_path):
+    folder = tmp_path / "run"
+    recipe = replace(SMALL, epochs=1000)
+    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    command = [ripple_command(), "train", tmp_path / "recipe.json", "--output", folder]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: (folder / "metrics.jsonl").exists() and read_metrics(folder / "metrics.jsonl"))
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM
+    (step,) = steps_kept(folder / "checkpoints")
+    assert f"Stopped at step {step}" in output.replace("\n", " ")
+    assert "--resume" in output
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, monkeypatch):
+    original = Classifier.training_step
+
+    def training_step(self, batch, batch_idx):
+        loss = original(self, batch, batch_idx)
+        return loss * float("nan") if self.global_step == 9 else loss
+
+    monkeypatch.setattr(Classifier, "training_step", training_step)
+    recipe = replace(SMALL, log_every=4, checkpoint_minutes=0.0)
+    with pytest.raises(DivergedError, match="the loss of step 10 is nan"):
+        run(tmp_path / "run", recipe)
+    assert max(steps_kept(tmp_path / "run/checkpoints")) == 9
+    for tensors in weights(folder_of_step(tmp_path / "run/checkpoints", 9)).values():
+        assert all(torch.isfinite(value).all() for value in tensors.values())
+
+
+def test_two_processes_do_what_one_does(tmp_path):
+    recipe = replace(
+        SMALL,
+        model=replace(SMALL.model, drop_path=0.0),
+        augmentation=Augmentation("none", flip=0.0, auto_augment=None, color_jitter=0, erasing=0),
+        mixing=Mixing(mixup=0.0, cutmix=0.0),
+    )
+    run(tmp_path / "one", recipe)
+    (tmp_path / "recipe.json").write_text(recipe.to_json())
+    command = [ripple_command(), "train", tmp_path / "recipe.json", "--output", tmp_path / "two"]
+    subprocess.run([*command, "--hardware.devices", "2"], check=True, env=clean_environment())
+    one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
+    assert len(one) == len(two)
+    for row, other in zip(one, two, strict=True):
+        assert row.keys() == other.keys()
+        for name in row.keys() - {"images_per_second", "kind"}:
+            assert row[name] == pytest.approx(other[name], rel=1e-4), (name, row["step"])
+    result = json.loads((tmp_path / "two/result.json").read_text())
+    assert result["devices"] == 2
+    ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
+    for key, value in ours.items():
+        torch.testing.assert_close(theirs[key], value, rtol=1e-3, atol=1e-4)
+
+
+def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path):
+    folder = tmp_path / "run"
+    recipe = replace(SMALL, checkpoint_minutes=0.0)
+    stop_at(folder, recipe, 10)
+    last, _ = steps_kept(folder / "checkpoints")
+    path = folder_of_step(folder / "checkpoints", last) / "trainer.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.warns(UserWarning, match=f"step-{last:08d}/trainer.pt is not .* Going back to .*"):
+        run(folder, recipe, resume=True)
+    assert_same_weights(folder, whole[0])
+
+
+def test_checkpoints_that_are_all_damaged_are_named(tmp_path):
+    folder = tmp_path / "run"
+    stop_at(folder, SMALL, 3)
+    path = folder_of_step(folder / "checkpoints", 3) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(
+        CheckpointError, match="no checkpoint in .*model.safetensors cannot be read"
+    ):
+        run(folder, resume=True)
+
+
+def test_trainer_state_is_not_executed(tmp_path):
+    folder = tmp_path / "run"
+    stop_at(folder, SMALL, 3)
+
+    class Bad:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "executed"),)
+
+    torch.save({"state": Bad()}, folder_of_step(folder / "checkpoints", 3) / "trainer.pt")
+    with pytest.raises(CheckpointError, match="is not the trainer's state"):
+        run(folder, resume=True)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_foreign_weights_are_refused(whole, tmp_path):
+    foreign, cut = tmp_path / "foreign.safetensors", tmp_path / "cut.safetensors"
+    save_file({"x": torch.zeros(3)}, foreign)
+    with pytest.raises(CheckpointError, match="was not written by `ripple train`"):
+        read_description(foreign)
+    cut.write_bytes((whole[0] / "model.safetensors").read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="cannot be read as safetensors, it may be cut short"):
+        read_description(cut)
+    with pytest.raises(CheckpointError, match="does not exist"):
+        find_weights(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="holds ema.safetensors"):
+        find_weights(tmp_path, ema=True)
+    assert find_weights(whole[0]) == whole[0] / "model.safetensors"
+
+
+def test_csv_follows_the_lines(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "top1": 3}\n{"step": 3, "lo')
+    recorder.write_csv(path)
+    assert (tmp_path / "metrics.csv").read_text().split() == ["step,loss,top1", "1,2.5,", "2,,3"]
+    recorder.forget_after(path, 1)
+    assert read_metrics(path) == [{"step": 1, "loss": 2.5}]
+
+
+def stop_at(folder, recipe, step):
+    """Runs until a step, and leaves checkpoints."""
+    from ripple_attention.train.safety import Safety, StoppedError
+
+    original = Safety.on_train_batch_end
+
+    def batch_end(self, trainer, *rest):
+        if trainer.global_step == step:
+            self._ask(signal.SIGTERM, None)
+        original(self, trainer, *rest)
+
+    Safety.on_train_batch_end = batch_end
+    try:
+        with pytest.raises(StoppedError):
+            run(folder, recipe)
+    finally:
+        Safety.on_train_batch_end = original
+
+
+def ripple_command():
+    return Path(sys.executable).with_name("ripple")
+
+
+def clean_environment():
+    """Without what tells Lightning that it is a part of another launch."""
+    return {k: v for k, v in os.environ.items() if "RANK" not in k and "WORLD_SIZE" not in k}
+
+
+def wait_for(condition, seconds=60):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.1)
