@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from ripple_attention.data.augment import Augmentation
+from ripple_attention.data.made_up import made_up_images
 from ripple_attention.train import recorder
 from ripple_attention.train.checkpoint import (
     CheckpointError,
@@ -276,7 +277,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, mon
         assert all(torch.isfinite(value).all() for value in tensors.values())
 
 
-def test_two_processes_do_what_one_does(tmp_path):
+def test_two_processes_do_what_one_does_and_stop_together(tmp_path):
     recipe = replace(
         SMALL,
         model=replace(SMALL.model, drop_path=0.0),
@@ -286,7 +287,13 @@ def test_two_processes_do_what_one_does(tmp_path):
     run(tmp_path / "one", recipe)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
     command = [ripple_command(), "train", tmp_path / "recipe.json", "--output", tmp_path / "two"]
-    subprocess.run([*command, "--hardware.devices", "2"], check=True, env=clean_environment())
+    command += ["--hardware.devices", "2"]
+    stop = ["--hardware.stop-after-minutes", "0"]
+    words = {"check": True, "env": clean_environment(), "capture_output": True, "text": True}
+    stopped = subprocess.run([*command, *stop], **words)
+    assert stopped.stdout.count("because its time is up") == 1
+    assert list(steps_kept(tmp_path / "two/checkpoints")) == [2]
+    subprocess.run([*command, "--resume"], **words)
     one, two = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("one", "two"))
     assert len(one) == len(two)
     for row, other in zip(one, two, strict=True):
@@ -350,6 +357,53 @@ def test_foreign_weights_are_refused(whole, tmp_path):
     with pytest.raises(CheckpointError, match="holds ema.safetensors"):
         find_weights(tmp_path, ema=True)
     assert find_weights(whole[0]) == whole[0] / "model.safetensors"
+
+
+def test_gradients_are_clipped_and_their_norm_is_that_before():
+    module = Classifier(replace(SMALL, optimizer=replace(SMALL.optimizer, clip=0.5)))
+    for parameter in module.model.parameters():
+        parameter.grad = torch.full_like(parameter, 0.01)
+    count = sum(p.numel() for p in module.model.parameters())
+    module.configure_gradient_clipping(None)
+    assert module.gradient_norm == pytest.approx(0.01 * count**0.5, rel=1e-4)
+    clipped = sum(p.grad.square().sum() for p in module.model.parameters()) ** 0.5
+    assert clipped == pytest.approx(0.5, rel=1e-4)
+    module = Classifier(replace(SMALL, optimizer=replace(SMALL.optimizer, clip=None)))
+    module.model.head.bias.grad = torch.full_like(module.model.head.bias, 7.0)
+    module.configure_gradient_clipping(None)
+    assert (module.model.head.bias.grad == 7).all()
+
+
+def test_a_terminal_shows_rate_and_time_left(tmp_path):
+    screen = StringIO()
+    console = Console(file=screen, force_terminal=True, width=120)
+    train(replace(SMALL, epochs=2), tmp_path / "run", console)
+    shown = screen.getvalue()
+    assert "epoch 2/2" in shown
+    assert "12/12" in shown
+    assert "images/s, loss" in shown
+    assert "left:" in shown
+
+
+def test_a_damaged_image_of_a_folder_does_not_stop_a_run(tmp_path):
+    made_up = made_up_images(24, 32, 2, seed=0)
+    for split in ("train", "val"):
+        for index in range(12):
+            image, label = made_up[index]
+            path = tmp_path / split / made_up.classes[label] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+        path.write_bytes(path.read_bytes()[:100])
+    data = DataSpec("imagenet", root=str(tmp_path), num_classes=2, in_memory=False)
+    recipe = replace(SMALL, data=data, epochs=1, hardware=replace(SMALL.hardware, workers=1))
+    result = run(tmp_path / "run", recipe)
+    assert result["steps"] == 3
+    assert result["damaged_images"] == 2
+    recipe, classes = read_description(tmp_path / "run/model.safetensors")
+    assert classes == ("class 0", "class 1")
+    wrong = replace(recipe, data=replace(data, num_classes=3))
+    with pytest.raises(ValueError, match="data.num_classes=3; imagenet in .* has 2 classes"):
+        run(tmp_path / "other", wrong)
 
 
 def test_csv_follows_the_lines(tmp_path):

@@ -49,6 +49,7 @@ def train(
     recipe = override(recipe, words, f"ripple train {name}")
 
     import ripple_attention.train.recipe as recipes
+    from ripple_attention.train.run import is_main_process
     from ripple_attention.train.run import train as run
     from ripple_attention.train.safety import StoppedError
 
@@ -58,7 +59,8 @@ def train(
     try:
         run(recipe, folder, console, resume)
     except StoppedError as stopped:
-        console.print(str(stopped), style="yellow", highlight=False, soft_wrap=True)
+        if is_main_process():
+            console.print(str(stopped), style="yellow", highlight=False, soft_wrap=True)
         known = signal.Signals.__members__.values()
         raise typer.Exit(
             128 + stopped.signal_number if stopped.signal_number in known else 0

@@ -48,7 +48,7 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         What `result.json` holds.
     """
     started = time.monotonic()
-    main = int(os.environ.get("LOCAL_RANK", 0)) == 0 and int(os.environ.get("NODE_RANK", 0)) == 0
+    main = is_main_process()
     if main:
         _prepare(recipe, folder, resume)
     if resume and (folder / "result.json").exists():
@@ -70,9 +70,10 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         if module.last_evaluation.get("step") != trainer.global_step:
             trainer.validate(module, data, verbose=False)
     finally:
-        recorder.close()
+        if main:
+            recorder.close()
     result = _result(recipe, folder, trainer, module, started)
-    if trainer.is_global_zero:
+    if main:
         final = folder_of_step(checkpoints, trainer.global_step)
         for name in WEIGHTS:
             if (final / name).exists():
@@ -82,6 +83,12 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         replace_text(folder / "result.json", json.dumps(result, indent=2) + "\n")
         console.print(summary(result))
     return result
+
+
+def is_main_process() -> bool:
+    """Whether this is the first process of a run, as its launcher says: before they have met."""
+    names = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+    return all(int(os.environ.get(name, 0)) == 0 for name in names)
 
 
 def create_trainer(recipe: Recipe, callbacks: list[pl.Callback]) -> pl.Trainer:
