@@ -17,6 +17,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 
 from ripple_attention.data.augment import Augmentation
+from ripple_attention.data.images import DataError
 from ripple_attention.data.made_up import made_up_images
 from ripple_attention.train import recorder
 from ripple_attention.train.checkpoint import (
@@ -152,6 +153,14 @@ def test_a_run_does_not_overwrite_another(whole):
     with pytest.raises(ValueError, match=r"optimizer.lr: 0.001 → 0.5; seed: 0 → 1"):
         run(folder, other, resume=True)
     assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_run_that_never_began_may_be_started_again(tmp_path):
+    missing = replace(SMALL, data=DataSpec("cifar100", root=str(tmp_path / "none")))
+    for _ in range(2):
+        with pytest.raises(DataError, match="were looked for in .*none.* and are not there"):
+            run(tmp_path / "run", missing)
+    run(tmp_path / "run", replace(SMALL, epochs=1))
 
 
 def test_a_run_that_has_ended_is_not_run_again(whole):

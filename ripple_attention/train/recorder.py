@@ -16,6 +16,8 @@ from ripple_attention.train.classifier import Classifier
 
 Row = dict[str, Any]
 
+METRICS = "metrics.jsonl"  # there from the first step on
+
 
 class DivergedError(RuntimeError):
     """A loss or a gradient that is no number."""
@@ -32,7 +34,7 @@ class Recorder(pl.Callback):
     """
 
     def __init__(self, folder: Path):
-        self.path = folder / "metrics.jsonl"
+        self.path = folder / METRICS
         self.last: Row = {}
         self._folder = folder
         self._pending: list[Tensor] = []

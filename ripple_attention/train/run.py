@@ -27,7 +27,13 @@ from ripple_attention.train.classifier import Classifier, preprocessing
 from ripple_attention.train.environment import environment
 from ripple_attention.train.progress import RunProgress
 from ripple_attention.train.recipe import Recipe, differences
-from ripple_attention.train.recorder import Recorder, gradient_norms, read_metrics, replace_text
+from ripple_attention.train.recorder import (
+    METRICS,
+    Recorder,
+    gradient_norms,
+    read_metrics,
+    replace_text,
+)
 from ripple_attention.train.safety import Safety
 
 
@@ -144,7 +150,7 @@ def last_good_checkpoint(checkpoints: Path) -> Path | None:
 def _prepare(recipe: Recipe, folder: Path, resume: bool) -> None:
     """Writes what a run starts from, or finds that it is not this run."""
     written = folder / "recipe.json"
-    if written.exists():
+    if (folder / METRICS).exists():
         if not resume:
             raise ValueError(
                 f"{folder} holds a run already: --resume goes on with it, --output names another "
@@ -168,7 +174,7 @@ def _result(
     recipe: Recipe, folder: Path, trainer: pl.Trainer, module: Classifier, started: float
 ) -> dict[str, Any]:
     """One line of results; speed is that of a typical row, not slowed by the first ones."""
-    metrics = folder / "metrics.jsonl"
+    metrics = folder / METRICS
     rates = sorted(
         row["images_per_second"] for row in read_metrics(metrics) if row["kind"] == "train"
     )
