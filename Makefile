@@ -5,13 +5,16 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test lint bench pictures clean
+.PHONY: demo test test-slow lint bench pictures clean
 
 demo: $(READY)
 	$(BIN)/ripple demo
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -q
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -q -m slow
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -140,10 +140,17 @@ def test_demo_trains_and_draws(demo):
     assert (folder / "ripples.png").read_bytes()[:4] == PNG
 
 
+@pytest.mark.slow
+def test_the_demo_reaches_97_percent(tmp_path):
+    done = ripple("demo", "--output", tmp_path / "demo")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "demo/result.json").read_text())["top1"] >= 97
+
+
 def test_evaluate_gives_the_accuracy_that_training_ended_with(demo):
     folder, _ = demo
     result = json.loads((folder / "result.json").read_text())
-    for path in (folder, folder / "model.safetensors", folder / "checkpoints/step-00000058"):
+    for path in (folder, folder / "model.safetensors", folder / "checkpoints/step-00000118"):
         done = ripple("evaluate", path)
         assert done.exit_code == 0, done.output
         words = done.output.split()

@@ -21,12 +21,12 @@ RECIPE = Recipe(
     ),
     data=DataSpec(name="digits", num_classes=10),
     augmentation=Augmentation(
-        padding=3, flip=0.0, auto_augment=None, color_jitter=0.0, erasing=0.0
+        padding=3, flip=0.0, auto_augment=None, color_jitter=0.0, erasing=0.2
     ),
     mixing=Mixing(mixup=0.0, cutmix=0.0),
     optimizer=OptimizerSpec(lr=3e-3, warmup_epochs=3),
     epochs=24,
-    batch_size=48,
+    batch_size=24,
     label_smoothing=0.05,
     ema_decay=None,
     validate_every=4,
