@@ -125,17 +125,62 @@ def op(
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
-    if not all(side.isdecimal() and int(side) for side in sides.split(",")):
-        raise typer.BadParameter(f"sides are whole numbers ≥ 1 with commas; got {sides!r}")
-    grid_sides = tuple(int(side) for side in sides.split(","))
     config = OpBenchmark(
-        grid_sides, batch, heads, head_dim, max_distance, dtype, device, rounds
-    )  # fmt: skip
+        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds
+    )
     path = output or default_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is found out first
     with console.status("starting") as status:
         rows = list(run(config, status.update))
     show(rows)
+    write_csv(rows, path)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def model(
+    sides: Annotated[str, typer.Option(help="Grid sides, with commas.")] = "14,16,64,128",
+    tokens_at_once: Annotated[
+        int, typer.Option(min=1, help="Tokens of a batch; decides how many images it has.")
+    ] = 100_352,
+    only: Annotated[str, typer.Option(help="Systems whose names contain this.")] = "",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Images a second of whole models, side by side.
+
+    Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
+    """
+    from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
+    from ripple_attention.bench.op import write_csv
+
+    systems = tuple(name for name in SYSTEMS if only in name)
+    if not systems:
+        raise typer.BadParameter(f"no system's name contains {only!r}: {', '.join(SYSTEMS)}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+    config = ModelBenchmark(
+        grid_sides(sides), tokens_at_once, systems, dtype, device, compiled, rounds
+    )
+    path = output or default_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with console.status("starting") as status:
+        rows = list(run(config, status.update))
+    table = Table(title=f"{rows[0]['hardware']}, {dtype}, images/s", title_justify="left")
+    for heading in ("tokens", "batch", "system", "pass", "images/s", "MB"):
+        table.add_column(heading, justify="left" if heading in ("system", "pass") else "right")
+    for row in rows:
+        speed = f"{row['images_per_second']:,.1f}" if row["status"] == "ok" else row["status"]
+        memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
+        table.add_row(
+            f"{row['tokens']:,}", str(row["batch"]), row["system"], row["pass"], speed, memory
+        )
+    console.print(table)
     write_csv(rows, path)
     console.print(f"Wrote [bold]{path}[/bold]")
 
@@ -160,6 +205,13 @@ def plot(
 
     draw_benchmark(results, path)
     console.print(f"Wrote [bold]{path}[/bold]")
+
+
+def grid_sides(text: str) -> tuple[int, ...]:
+    """Sides of grids, as a person types them: "14,32"."""
+    if not all(side.isdecimal() and int(side) for side in text.split(",")):
+        raise typer.BadParameter(f"sides are whole numbers ≥ 1 with commas; got {text!r}")
+    return tuple(int(side) for side in text.split(","))
 
 
 def show(rows: "list[Row]") -> None:

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from inputs import relative_error
 from ripple_attention import chebyshev, cli
-from ripple_attention.bench import measure, op
+from ripple_attention.bench import measure, model, op
 from ripple_attention.data.digits import load_digits_images
 from ripple_attention.plots import weight_map
 from ripple_attention.recipes import find_recipe
@@ -57,6 +57,29 @@ def test_bench_op_checks_times_and_writes(tmp_path):
     assert "81 tokens" in done.output
     assert ripple("bench", "plot", path, figure).exit_code == 0
     assert figure.read_bytes()[:4] == PNG
+
+
+def test_bench_model_times_whole_models(tmp_path):
+    path = tmp_path / "model.csv"
+    words = ("--sides", "3", "--tokens-at-once", 9, "--rounds", 1, "--dtype", "float32")
+    words += ("--device", "cpu", "--no-compiled", "--only", "R_max 4", "--output", path)
+    done = ripple("bench", "model", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    assert [row["pass"] for row in rows] == ["forward", "training step"]
+    for row in rows:
+        assert row["system"] == "ripple, R_max 4"
+        assert row["tokens"] == "9"
+        assert float(row["images_per_second"]) == pytest.approx(
+            1e3 * int(row["batch"]) / float(row["median_ms"]), rel=1e-2
+        )
+    assert ripple("bench", "model", "--only", "resnet").exit_code == 2
+
+
+@pytest.mark.parametrize("name", model.SYSTEMS)
+def test_every_system_of_bench_model_runs_on_its_grid(name):
+    config = model.ModelBenchmark(device="cpu", dtype="float32", compile=False)
+    model.make_step(name, 4, 1, "forward", config)()
 
 
 def test_models_are_listed_beside_the_papers_counts():

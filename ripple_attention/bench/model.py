@@ -1,0 +1,125 @@
+"""Whole models side by side: images a second, forward and in a training step."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import ripple_attention.models  # noqa: F401  (makes the names known to timm)
+from ripple_attention.bench import measure
+
+Row = dict[str, Any]
+
+PASSES = ("forward", "training step")
+RIPPLE = "ripple_tiny_patch16_224"
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DeiT, softmax SDPA": ("deit6_tiny_patch16_224", {}),
+    "DeiT-LA": ("deit_la_tiny_patch16_224", {}),
+    "ripple, R_max 4": (RIPPLE, {"max_distance": 4}),
+    "ripple, R_max 2": (RIPPLE, {"max_distance": 2}),
+    "ripple, R_max 8": (RIPPLE, {"max_distance": 8}),
+    "ripple, R_max 16": (RIPPLE, {"max_distance": 16}),
+    "ripple, logarithmic": (RIPPLE, {"partition": "logarithmic", "max_distance": "side"}),
+    "ripple, dense": (RIPPLE, {"partition": "dense"}),
+}
+
+
+@dataclass(frozen=True)
+class ModelBenchmark:
+    """What is measured: tiny models on square grids of `sides`² tokens, patches of 16 pixels."""
+
+    sides: tuple[int, ...] = (14, 16, 64, 128)
+    tokens_at_once: int = 100_352  # 512 images of 14×14 tokens
+    systems: tuple[str, ...] = tuple(SYSTEMS)
+    dtype: str = "bfloat16"
+    device: str = "cuda"
+    compile: bool = True
+    rounds: int = 5
+    patience: float = 20.0
+
+
+def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
+    """Times every system at every size, in turns; yields a row for each and each pass."""
+    device = torch.device(config.device)
+    common = {
+        "hardware": measure.hardware(device),
+        "torch": torch.__version__,
+        "dtype": config.dtype,
+        "compiled": config.compile,
+    }
+    for side in config.sides:
+        batch = max(1, config.tokens_at_once // side**2)
+        for step_name in PASSES:
+            steps, refused = {}, {}
+            for name in config.systems:
+                progress(f"{side}×{side} tokens: {step_name}, {name}")
+                try:
+                    step = make_step(name, side, batch, step_name, config)
+                    step()
+                    steps[name] = step
+                except torch.OutOfMemoryError:
+                    refused[name] = "does not fit"
+            times = measure.interleaved_seconds(steps, device, config.rounds, config.patience)
+            for name in config.systems:
+                row: Row = {**common, "tokens": side**2, "batch": batch, "system": name}
+                row |= {"pass": step_name, "status": refused.get(name, "ok")}
+                if name in steps:
+                    row |= measure.summary(times[name])
+                    row["images_per_second"] = round(1e3 * batch / row["median_ms"], 1)
+                    row["peak_mb"] = round(measure.peak_bytes(steps[name], device) / 1e6, 1)
+                yield row
+            del steps
+            torch.compiler.reset()
+
+
+def create(name: str, side: int) -> nn.Module:
+    """The model of a system for a grid of side² tokens."""
+    model, options = SYSTEMS[name]
+    options = {key: side - 1 if value == "side" else value for key, value in options.items()}
+    return timm.create_model(model, img_size=16 * side, **options)
+
+
+def make_step(
+    name: str, side: int, batch: int, step_name: str, config: ModelBenchmark
+) -> measure.Step:
+    """One pass of a system over random images, as something to call."""
+    torch.manual_seed(0)
+    device, dtype = torch.device(config.device), getattr(torch, config.dtype)
+    model = create(name, side).to(device)
+    images = torch.randn(batch, 3, 16 * side, 16 * side, device=device)
+    autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
+    if step_name == "forward":
+        model.eval()
+        if config.compile:
+            model.compile()
+
+        def forward() -> None:
+            with torch.no_grad(), autocast:
+                model(images)
+
+        return forward
+    model.train()
+    if config.compile:
+        model.compile()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
+    labels = torch.randint(1000, (batch,), device=device)
+
+    def training_step() -> None:
+        with autocast:
+            logits = model(images)
+        F.cross_entropy(logits.float(), labels).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return training_step
+
+
+def default_path(config: ModelBenchmark) -> Path:
+    """Under benchmarks/results, named after the hardware and the precision."""
+    hardware = measure.slug(measure.hardware(torch.device(config.device)))
+    return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}.csv"
