@@ -18,16 +18,23 @@ from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
 from ripple_attention.ops.table import box_sums, table_backward, table_export, table_forward
 from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
+from ripple_attention.ops.triton_support import triton_backward, triton_forward, triton_refusal
 from ripple_attention.partition import Partition
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "naive": ripple_naive,
     "table": register("table", table_forward, table_backward),
     "tiled": register("tiled", tiled_forward, tiled_backward),
+    "tiled_triton": register("tiled_triton", triton_forward, triton_backward),
 }
 
 # What `torch.export` traces: plain operations, so that the graph runs without this package.
-EXPORTS = {"naive": ripple_naive, "table": table_export, "tiled": tiled_export}
+EXPORTS = {
+    "naive": ripple_naive,
+    "table": table_export,
+    "tiled": tiled_export,
+    "tiled_triton": tiled_export,
+}
 
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
 # ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
@@ -64,7 +71,8 @@ def ripple_attention(
         partition: Which tokens are a group, with G = `partition.num_groups`.
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
-            far sum), or "auto" for the one that `choose_implementation` expects to be fastest.
+            far sum), "tiled_triton" (the same as Triton kernels: NVIDIA GPUs, not float64, a reach
+            of at most 16), or "auto" for what `choose_implementation` expects to be fastest.
         eps: Added to the denominator, at least 0.
 
     Returns:
@@ -89,7 +97,9 @@ def ripple_attention(
         implementation = "naive"
     if implementation == "auto":
         _, H, W, _, M = q.shape
-        implementation = choose_implementation((H, W), M, v.shape[-1], partition)
+        implementation = choose_implementation(
+            (H, W), M, v.shape[-1], partition, device=v.device, dtype=v.dtype
+        )
     if implementation != "naive" and _carries_tangents(q, k, v, spatial_weights):
         raise ValueError(
             "forward-mode derivatives need implementation='naive', or 'auto', which then takes it; "
@@ -98,6 +108,11 @@ def ripple_attention(
     if implementation != "naive":
         spatial_weights = _drop_empty_groups(spatial_weights, partition, key_padding_mask)
     operators = EXPORTS if torch.compiler.is_exporting() else IMPLEMENTATIONS
+    if operators is IMPLEMENTATIONS and implementation == "tiled_triton":
+        width = max(q.shape[-1], v.shape[-1])
+        refusal = triton_refusal(v.device, v.dtype, width, partition.radii)
+        if refusal:
+            raise ValueError(refusal)
     operator = operators[implementation]
     with without_autocast(v):
         return operator(q, k, v, spatial_weights, list(partition.radii), eps)
@@ -123,13 +138,20 @@ def check_eps(eps: float) -> float:
 
 
 def choose_implementation(
-    grid_size: tuple[int, int], num_features: int, value_dim: int, partition: Partition
+    grid_size: tuple[int, int],
+    num_features: int,
+    value_dim: int,
+    partition: Partition,
+    *,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype = torch.float32,
 ) -> str:
-    """What `implementation="auto"` runs: the cheaper of "tiled" and "table" by multiply-adds.
+    """What `implementation="auto"` runs: "tiled_triton" on a GPU where it can, else the cheaper.
 
-    For each query and head, tiled spends M + E on every key of its tile's halo and M·E on the far
-    part; the table reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those. So
-    tiles serve nearly always, and the table few, wide groups on large grids. Either runs anywhere.
+    That is "tiled" or "table", by multiply-adds. For each query and head, tiled spends M + E on
+    every key of its tile's halo and M·E on the far part; the table reads 4·(G−1) corners of M·E
+    numbers, each worth `TABLE_PENALTY` of those. So tiles serve nearly always, and the table few,
+    wide groups on large grids. Either runs anywhere.
 
     >>> from ripple_attention import chebyshev, logarithmic
     >>> choose_implementation((14, 14), 32, 32, chebyshev(4))
@@ -137,6 +159,10 @@ def choose_implementation(
     >>> choose_implementation((256, 256), 32, 32, logarithmic(128))
     'table'
     """
+    device = torch.device(device)
+    width = max(num_features, value_dim)
+    if device.type == "cuda" and not triton_refusal(device, dtype, width, partition.radii):
+        return "tiled_triton"
     keys = halo_size(*grid_size, partition.reach)
     tiled = keys * (num_features + value_dim) + num_features * value_dim
     table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY

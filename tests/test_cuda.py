@@ -50,6 +50,65 @@ def test_tiled_error_is_within_twice_naives_at_the_same_precision(dtype):
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
+@pytest.mark.parametrize("eps", [0.0, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [5, 32, 48, 64, 128])
+@pytest.mark.parametrize(
+    ("grid", "partition"),
+    [
+        ((1, 1), chebyshev(1)),
+        ((14, 14), chebyshev(4)),
+        ((33, 20), logarithmic(3)),
+        ((30, 41), chebyshev(17)),
+        ((64, 64), chebyshev(4)),
+    ],
+)
+def test_triton_error_is_within_twice_tileds(grid, partition, width, dtype, eps):
+    inputs = make_inputs(
+        grid, partition, dtype=dtype, features=width, value_dim=width, batch=1, heads=3
+    )
+    inputs = tuple(x.cuda() for x in inputs)
+    exact = gradients(run("tiled", partition, eps=eps), tuple(x.double() for x in inputs))
+    tiled = gradients(run("tiled", partition, eps=eps), inputs)
+    ours = gradients(run("tiled_triton", partition, eps=eps), inputs)
+    again = gradients(run("tiled_triton", partition, eps=eps), inputs)
+    for got, repeated, theirs, reference in zip(
+        *((x[0], *x[1]) for x in (ours, again, tiled, exact)), strict=True
+    ):
+        rounding = torch.finfo(dtype).eps
+        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+        assert torch.equal(got, repeated)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_triton_takes_strided_views_without_copies(dtype):
+    partition, grid = chebyshev(4), (50, 70)
+    q, k, v = torch.rand(2, *grid, 3, 6, 32, device="cuda", dtype=dtype).unbind(3)
+    weights = torch.rand(2, *grid, 6, 5, device="cuda")
+    contiguous = tuple(x.contiguous() for x in (q, k, v))
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    out = run("tiled_triton", partition)(q, k, v, weights)
+    assert torch.cuda.max_memory_allocated() - before < 1.5 * v.numel() * v.element_size() + 2**22
+    assert torch.equal(out, run("tiled_triton", partition)(*contiguous, weights))
+
+
+def test_triton_serves_grids_beyond_two_to_the_31_numbers():
+    partition = chebyshev(4)
+    qkv = torch.rand(1, 512, 512, 3, 24, 128, device="cuda", dtype=torch.bfloat16)  # 2.4e9 numbers
+    weights = torch.rand(1, 512, 512, 24, 5, device="cuda")
+    out = run("tiled_triton", partition)(*qkv.unbind(3), weights)
+    head = tuple(x[:, :, :, -1:].float() for x in (*qkv.unbind(3), weights))
+    assert relative_error(out[:, :, :, -1:], run("tiled", partition)(*head)) < 4e-3
+
+
+def test_auto_takes_the_triton_kernels():
+    inputs = make_inputs((20, 20), chebyshev(4), dtype=torch.bfloat16, features=16)
+    inputs = tuple(x.cuda() for x in inputs)
+    auto, triton = (run(name, chebyshev(4))(*inputs) for name in ("auto", "tiled_triton"))
+    assert torch.equal(auto, triton)
+
+
 def test_a_compiled_layer_trains_under_autocast():
     torch.manual_seed(0)
     layer = RippleAttention(48, num_heads=3).cuda()

@@ -1,0 +1,73 @@
+"""Where the Triton kernels can run, and their functions, imported when first called.
+
+`import ripple_attention` needs torch alone, so triton is not imported here.
+"""
+
+import os
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# The window is walked for every tile: beyond this reach, tables and PyTorch's products are better.
+MAX_REACH = 16
+MAX_WIDTH = 128
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+OTHERS = "'auto', 'tiled', 'table' or 'naive' can run"
+
+
+def triton_refusal(
+    device: torch.device, dtype: torch.dtype, width: int, radii: tuple[int, ...]
+) -> str:
+    """Why "tiled_triton" cannot run, in words, or "" where it can.
+
+    Args:
+        device: Of the inputs.
+        dtype: Of the inputs.
+        width: The larger of the widths of features and values.
+        radii: The partition's.
+    """
+    reason = _machine_refusal(device.type, device.index)
+    if not reason and dtype not in DTYPES:
+        reason = f"needs float32, bfloat16 or float16 inputs; got {dtype}"
+    if not reason and radii[-1] > MAX_REACH:
+        reason = f"needs a last box of radius ≤ {MAX_REACH}; got {radii[-1]}"
+    if not reason and width > MAX_WIDTH:
+        reason = f"needs at most {MAX_WIDTH} features and value channels a head; got {width}"
+    return f"implementation='tiled_triton' {reason}. {OTHERS}." if reason else ""
+
+
+def _machine_refusal(kind: str, index: int | None) -> str:
+    if find_spec("triton") is None:
+        return "needs triton, which is not installed (pip install triton)"
+    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    if interpreted and kind == "cpu":
+        return ""
+    if kind != "cuda":
+        return f"needs tensors on an NVIDIA GPU (or TRITON_INTERPRET=1); got {kind!r} tensors"
+    if torch.version.hip is not None:
+        return "needs an NVIDIA GPU; got one of AMD"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < (8, 0):
+        return f"needs a GPU of compute capability 8.0 or newer; got {capability}"
+    return ""
+
+
+# `torch.compiler.assume_constant_result` does this, but imports torch._dynamo, and so triton.
+_machine_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def triton_forward(*args: Any) -> tuple[Tensor, Tensor]:
+    """`ops.tiled_triton.tiled_triton_forward`."""
+    from ripple_attention.ops.tiled_triton import tiled_triton_forward
+
+    return tiled_triton_forward(*args)
+
+
+def triton_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """`ops.tiled_triton.tiled_triton_backward`."""
+    from ripple_attention.ops.tiled_triton import tiled_triton_backward
+
+    return tiled_triton_backward(*args)

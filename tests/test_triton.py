@@ -1,0 +1,462 @@
+"""The Triton kernels: run by Triton's interpreter on a CPU, and compiled for GPUs not present.
+
+The interpreter has to be asked for before triton is imported, and would then serve everything in
+the process. So tests marked `interpreted` run in a worker process of their own, one for all of
+them; with `TRITON_INTERPRET=1 pytest tests/test_triton.py` they run in place, for a debugger.
+"""
+
+import importlib.util
+import os
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, wraps
+from multiprocessing import get_context
+
+import pytest
+import torch
+
+from inputs import gradients, make_inputs, make_mask, relative_error
+from ripple_attention import (
+    Partition,
+    RippleAttention,
+    chebyshev,
+    choose_implementation,
+    logarithmic,
+    ripple_attention,
+)
+from ripple_attention.ops import triton_support
+from ripple_attention.ops.triton_support import triton_refusal
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton installed"
+)
+
+NEAR = chebyshev(4)
+HERE = os.environ.get("TRITON_INTERPRET") == "1"
+KERNELS = ("state_kernel", "forward_kernel", "query_gradient_kernel", "key_gradient_kernel")
+
+
+@cache
+def worker():
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        pool = ProcessPoolExecutor(1, get_context("spawn"))
+        pool.submit(repair_interpreter).result()
+    finally:
+        del os.environ["TRITON_INTERPRET"]
+    return pool
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _end_worker():
+    if HERE:
+        repair_interpreter()
+    yield
+    if worker.cache_info().currsize:
+        worker().shutdown()
+
+
+def interpreted(test):
+    """Runs a test in the worker, where the kernels are interpreted."""
+
+    @wraps(test)
+    def in_worker(**arguments):
+        if os.environ.get("TRITON_INTERPRET") == "1":
+            test(**arguments)
+        else:
+            worker().submit(in_worker, **arguments).result()
+
+    return in_worker
+
+
+def repair_interpreter():
+    """Makes bfloat16 right (the interpreter multiplies its bits as integers), and calls faster."""
+    import numpy as np
+    from triton import language as tl
+    from triton.runtime import interpreter
+
+    torch.set_num_threads(1)
+    builder = interpreter.InterpreterBuilder
+    handle = interpreter.TensorHandle
+    plain_cast, plain_dot = builder.cast_impl, builder.create_dot
+
+    def widen(x):
+        if x.dtype.scalar != tl.bfloat16:
+            return x
+        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def cast(self, x, to):
+        if x.dtype.scalar == tl.float32 and to.scalar == tl.bfloat16:
+            rounded = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16()
+            return handle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
+        return widen(x) if to.scalar == tl.float32 else plain_cast(self, x, to)
+
+    def cast_where_needed(self, x, to):
+        bfloat = tl.bfloat16 in (x.dtype.scalar, to.scalar)
+        return cast(self, x, to) if bfloat else plain_cast(self, x, to)
+
+    builder.cast_impl = cast_where_needed
+    builder.create_dot = lambda self, a, b, *rest: plain_dot(self, widen(a), widen(b), *rest)
+    # Our functions are called from kernels, for which the language has been patched.
+    function = interpreter.InterpretedFunction
+    plain_call = function.__call__
+
+    def call(self, *arguments, **options):
+        if self.fn.__module__.startswith("ripple_attention"):
+            return self.rewrite()(*arguments, **options)
+        return plain_call(self, *arguments, **options)
+
+    function.__call__ = call
+
+
+def run(implementation, partition, mask=None, eps=0.0):
+    return lambda *tensors: ripple_attention(
+        *tensors,
+        partition=partition,
+        key_padding_mask=mask,
+        implementation=implementation,
+        eps=eps,
+    )
+
+
+def assert_within_twice_tiled(partition, inputs, mask=None, eps=0.0):
+    exact = gradients(run("naive", partition, mask, eps), tuple(x.double() for x in inputs))
+    tiled = gradients(run("tiled", partition, mask, eps), inputs)
+    got = gradients(run("tiled_triton", partition, mask, eps), inputs)
+    rounding = torch.finfo(inputs[0].dtype).eps
+    for ours, theirs, reference in zip(
+        (got[0], *got[1]), (tiled[0], *tiled[1]), (exact[0], *exact[1]), strict=True
+    ):
+        assert ours.dtype == theirs.dtype
+        assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
+def use_tiles(largest_whole=0):
+    """Small grids are one window otherwise."""
+    from ripple_attention.ops import tiled_triton
+
+    tiled_triton.WHOLE_TOKENS = largest_whole
+
+
+@pytest.fixture(autouse=True)
+def _whole_again():
+    yield
+    if HERE:
+        use_tiles(384)
+
+
+WHOLE = [  # grid, partition, M, E, mask, eps
+    ((1, 1), chebyshev(1), 16, 16, "none", 0.0),
+    ((1, 7), chebyshev(2), 8, 32, "random", 0.5),
+    ((7, 5), chebyshev(4), 16, 16, "none", 0.0),
+    ((7, 5), chebyshev(5), 32, 48, "rows", 0.0),
+    ((7, 5), logarithmic(3), 48, 8, "image", 0.5),
+    ((1, 40), logarithmic(3), 5, 3, "none", 0.0),
+    ((9, 3), chebyshev(16), 16, 1, "none", 0.0),
+]
+TILES = [  # and heads
+    ((1, 70), chebyshev(1), 8, 16, "none", 0.0, 3),
+    ((9, 20), chebyshev(2), 16, 16, "random", 0.5, 2),
+    ((9, 20), chebyshev(4), 32, 32, "none", 0.0, 1),
+    ((17, 16), logarithmic(3), 16, 48, "rows", 0.0, 1),
+    ((17, 16), Partition((1,)), 48, 8, "none", 0.5, 1),
+    ((13, 20), chebyshev(5), 5, 3, "none", 0.0, 1),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", range(len(WHOLE)))
+@interpreted
+def test_small_grids_are_as_precise_as_tiled(case, dtype):
+    grid, partition, M, E, mask_kind, eps = WHOLE[case]
+    heads = 1 if mask_kind == "none" else 2
+    inputs = make_inputs(grid, partition, features=M, value_dim=E, dtype=dtype, heads=heads)
+    assert_within_twice_tiled(partition, inputs, make_mask(mask_kind, grid), eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", range(len(TILES)))
+@interpreted
+def test_tiles_are_as_precise_as_tiled(case, dtype):
+    grid, partition, M, E, mask_kind, eps, heads = TILES[case]
+    use_tiles()
+    inputs = make_inputs(
+        grid, partition, features=M, value_dim=E, dtype=dtype, batch=1, heads=heads
+    )
+    assert_within_twice_tiled(partition, inputs, make_mask(mask_kind, grid, 1), eps)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@interpreted
+def test_a_rest_that_outweighs_the_near_keeps_its_digits(dtype):
+    # The near part is then negative, and takes back most of what the far part added.
+    use_tiles()
+    partition = chebyshev(4)
+    inputs = make_inputs((9, 20), partition, features=16, dtype=dtype, batch=1, heads=1)
+    inputs[3][:] = 0.01 * inputs[3]
+    inputs[3][..., -1] = 1
+    assert_within_twice_tiled(partition, inputs)
+
+
+@interpreted
+def test_half_precision_may_exceed_its_own_range_inside():
+    # Products of 300 · 300 are too large for float16, and the sums of small ones too small.
+    for scale in (300.0, 1e-3):
+        inputs = make_inputs((7, 5), chebyshev(3), dtype=torch.float16, features=16)
+        inputs = (scale * inputs[0], scale * inputs[1], *inputs[2:])
+        out = run("tiled_triton", chebyshev(3))(*inputs)
+        exact = run("naive", chebyshev(3))(*(x.double() for x in inputs))
+        assert relative_error(out, exact) < 1e-3
+
+
+@pytest.mark.parametrize("mode", ["whole", "tiles"])
+@interpreted
+def test_strides_do_not_matter_and_nothing_is_left_unwritten(mode):
+    use_tiles(384 if mode == "whole" else 0)
+    partition, grid = chebyshev(2), (5, 20) if mode == "tiles" else (5, 9)
+    q, k, v = torch.rand(1, *grid, 3, 2, 16).unbind(3)
+    weights = torch.rand(1, 2, *grid, 3).permute(0, 2, 3, 1, 4)
+    upstream = torch.rand(1, 2, 16, *grid).permute(0, 3, 4, 1, 2)  # not even channels are dense
+    inputs = (q, k, v, weights)
+    assert not any(x.is_contiguous() for x in (*inputs, upstream))
+
+    def results(*tensors):
+        leaves = tuple(x.detach().requires_grad_() for x in tensors[:4])
+        out = run("tiled_triton", partition)(*leaves)
+        return out.detach(), *torch.autograd.grad(out, leaves, tensors[4])
+
+    expected = results(*(x.contiguous() for x in (*inputs, upstream)))
+    torch.use_deterministic_algorithms(True)  # fills what is empty with NaN
+    try:
+        got = results(*inputs, upstream)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@interpreted
+def test_offsets_pass_two_to_the_31():
+    use_tiles()
+    partition, row = chebyshev(1), 2**30
+    storage = torch.empty(2 * row + 2**16, dtype=torch.float16)  # pages not touched cost nothing
+    tensors = []
+    for start in range(4):
+        x = storage[start * 2**12 :].as_strided((1, 3, 20, 2, 16), (0, row, 32, 16, 1))
+        tensors.append(x.copy_(torch.rand(x.shape)))
+    q, k, v, upstream = tensors
+    weights = torch.rand(1, 3, 20, 2, 2)
+
+    def results(q, k, v, upstream):
+        leaves = tuple(x.detach().requires_grad_() for x in (q, k, v, weights))
+        out = run("tiled_triton", partition)(*leaves)
+        return out.detach(), *torch.autograd.grad(out, leaves, upstream)
+
+    expected = results(*(x.contiguous() for x in tensors))
+    got = results(q, k, v, upstream)
+    assert all(torch.equal(a, b) for a, b in zip(got, expected, strict=True))
+
+
+@pytest.mark.parametrize("mode", ["whole", "tiles"])
+@interpreted
+def test_zero_denominators_give_zeros_and_results_repeat(mode):
+    use_tiles(384 if mode == "whole" else 0)
+    partition, grid = chebyshev(2), (5, 20) if mode == "tiles" else (4, 5)
+    q, k, v, weights = make_inputs(grid, partition, dtype=torch.float32, batch=1, heads=1)
+    q[:, 1] = 0
+    out, grads = gradients(run("tiled_triton", partition), (q, k, v, weights))
+    assert (out[:, 1] == 0).all()
+    assert all(grad.isfinite().all() for grad in grads)
+    assert (grads[0][:, 1] == 0).all() and (grads[3][:, 1] == 0).all()
+    again = gradients(run("tiled_triton", partition), (q, k, v, weights))
+    assert torch.equal(out, again[0])
+    assert all(torch.equal(a, b) for a, b in zip(grads, again[1], strict=True))
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-9, 0.5])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@interpreted
+def test_queries_that_see_dead_keys_alone_give_zeros(dtype, eps):
+    use_tiles()
+    partition = chebyshev(4)
+    q, k, v, weights = make_inputs((11, 20), partition, batch=1, heads=1, dtype=dtype)
+    dead = torch.ones(11, 20, dtype=torch.bool)
+    dead[4:7, 9:12] = False
+    k[:, dead] = 0
+    weights = torch.zeros_like(weights)
+    weights[..., -1] = 1
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    blind = run("tiled_triton", partition, eps=eps)(*leaves)[:, 3:8, 8:13]
+    grads = torch.autograd.grad(blind.sum(), leaves)
+    bound = 1e-5 if dtype == torch.float32 else 1e-3  # parts of bfloat16 hold 16 bits of a sum
+    assert blind.abs().max() <= (bound if eps == 0.5 else 0)
+    assert all(grad.isfinite().all() for grad in grads)
+    if eps == 0:
+        assert all((grad == 0).all() for grad in grads)
+
+
+@interpreted
+def test_nan_stays_where_it_belongs():
+    use_tiles()
+    partition = chebyshev(2)
+    q, k, v, weights = make_inputs((5, 20), partition, dtype=torch.float32)
+    q[0, 2, 3, 1] = torch.nan
+    weights[0, 4, 4, 0] = torch.nan
+    v[1, 0, 0, 0] = torch.nan
+    broken = run("tiled_triton", partition)(q, k, v, weights).isnan().any(-1)
+    expected = torch.zeros_like(broken)
+    expected[0, 2, 3, 1] = expected[0, 4, 4, 0] = True
+    expected[1, :, :, 0] = torch.einsum("hwm,xym->hw", q[1, :, :, 0], k[1, :, :, 0]) != 0
+    assert torch.equal(broken, expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@interpreted
+def test_opcheck(dtype):
+    partition = chebyshev(3)
+    inputs = make_inputs((3, 4), partition, dtype=dtype, batch=1)
+    strided = torch.rand(1, 3, 4, 2, 2, 5).to(dtype).unbind(3)
+    for q, k in (inputs[:2], strided):
+        tensors = tuple(x.detach().requires_grad_() for x in (q, k, *inputs[2:]))
+        operator = torch.ops.ripple_attention.tiled_triton
+        torch.library.opcheck(operator, (*tensors, list(partition.radii), 0.5))
+
+
+@interpreted
+def test_a_layer_compiles_without_a_graph_break():
+    torch.manual_seed(0)
+    layer = RippleAttention(16, num_heads=2, max_distance=2, implementation="tiled_triton")
+    x, parameters = torch.randn(1, 4, 5, 16), tuple(layer.parameters())
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    expected, got = layer(x), compiled(x)
+    assert relative_error(got, expected) < 1e-6
+    ours = torch.autograd.grad(got.square().sum(), parameters)
+    reference = torch.autograd.grad(expected.square().sum(), parameters)
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(ours, reference, strict=True))
+
+
+@interpreted
+def test_what_the_kernels_do_not_take_is_refused_in_words():
+    def attempt(features=5, max_distance=3, dtype=torch.float32):
+        partition = chebyshev(max_distance)
+        inputs = make_inputs((3, 4), partition, features=features, dtype=dtype)
+        run("tiled_triton", partition)(*inputs)
+
+    with pytest.raises(ValueError, match="needs float32, .*got torch.float64.* can run"):
+        attempt(dtype=torch.float64)
+    with pytest.raises(ValueError, match="last box of radius ≤ 16; got 17"):
+        attempt(max_distance=18)
+    with pytest.raises(ValueError, match="at most 128 features .*got 129"):
+        attempt(features=129)
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter takes CPU tensors")
+def test_a_cpu_tensor_is_refused_in_words():
+    inputs = make_inputs((3, 4), chebyshev(3), dtype=torch.float32)
+    with pytest.raises(ValueError, match="needs tensors on an NVIDIA GPU .*got 'cpu'.*'tiled'"):
+        run("tiled_triton", chebyshev(3))(*inputs)
+
+
+def test_auto_takes_the_kernels_where_they_run(monkeypatch):
+    def choice(capability, partition=NEAR, dtype=torch.bfloat16):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+        return choose_implementation((64, 64), 32, 32, partition, device="cuda", dtype=dtype)
+
+    assert choice((9, 0)) == choice((8, 0)) == "tiled_triton"
+    assert choice((7, 5)) == "tiled"
+    assert choice((9, 0), dtype=torch.float64) == "tiled"
+    assert choice((9, 0), chebyshev(40)) == "tiled"
+    arguments = torch.device("cuda"), torch.float32, 32, (0, 1)
+    assert triton_refusal(*arguments) == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    assert "capability 8.0 or newer; got (7, 5)" in triton_refusal(*arguments)
+    monkeypatch.setattr(triton_support, "find_spec", lambda _: None)
+    assert "needs triton, which is not installed" in triton_refusal(*arguments)
+
+
+def test_an_exported_layer_holds_plain_operations():
+    layer = RippleAttention(16, num_heads=2, implementation="tiled_triton").eval()
+    x = torch.randn(1, 6, 7, 16)
+    program = torch.export.export(layer, (x,))
+    assert "triton" not in str(program.graph)
+    layer.implementation = "tiled"
+    assert relative_error(program.module()(x), layer(x)) < 1e-6
+
+
+class AbsentGPU:
+    """As much of Triton's driver as its compiler asks for."""
+
+    def __init__(self, capability):
+        self.capability = capability
+
+    def get_current_target(self):
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", self.capability, 32)
+
+    def get_current_device(self):
+        return self.capability  # a key of Triton's cache
+
+    def get_current_stream(self, _):
+        return 0
+
+
+class CompileOnly:
+    """A kernel whose launches compile it."""
+
+    def __init__(self, kernel, compiled):
+        self.kernel, self.compiled = kernel, compiled
+
+    def __getitem__(self, grid):
+        def launch(*arguments, **options):
+            binary = self.kernel.warmup(*arguments, grid=grid, **options)
+            self.compiled.append((self.kernel.__name__, binary))
+
+        return launch
+
+
+@pytest.fixture
+def compile_for(monkeypatch):
+    """A function that compiles all that both passes launch, for a GPU of some capability."""
+    from triton.runtime.driver import driver
+
+    from ripple_attention.ops import tiled_triton
+
+    def compile_all(capability, dtype, width, grid, partition=NEAR):
+        compiled = []
+        monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+        for name in KERNELS:
+            kernel = getattr(tiled_triton, name)
+            kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
+            monkeypatch.setattr(tiled_triton, name, CompileOnly(kernel, compiled))
+        q, k, v = torch.zeros(1, *grid, 3, 2, width, dtype=dtype).unbind(3)
+        weights = torch.zeros(1, *grid, 2, partition.num_groups)
+        radii = list(partition.radii)
+        out, denominator = tiled_triton.tiled_triton_forward(q, k, v, weights, radii, 0.0)
+        tiled_triton.tiled_triton_backward(out, q, k, v, weights, out, denominator, radii)
+        return compiled
+
+    return compile_all
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_kernel_compiles(compile_for, dtype, capability):
+    compiled = compile_for(capability, dtype, 32, (64, 64))
+    assert {name for name, _ in compiled} == set(KERNELS)
+    for name, binary in compiled:
+        assert len(binary.asm["cubin"]) > 0
+        assert binary.metadata.shared < 32 * 1024, name
+        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32)
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+def test_small_grids_launch_one_kernel_forward_and_two_backward(compile_for):
+    names = [name for name, _ in compile_for(90, torch.bfloat16, 32, (14, 14))]
+    assert names == list(KERNELS[1:])
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_wide_heads_fit_the_smallest_shared_memory(compile_for, dtype):
+    for name, binary in compile_for(80, dtype, 128, (64, 64), chebyshev(2)):
+        assert binary.metadata.shared <= 99 * 1024, name  # of compute capability 8.6 and 8.9
