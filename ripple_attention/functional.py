@@ -18,14 +18,17 @@ from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
 from ripple_attention.ops.table import box_sums, table_backward, table_export, table_forward
 from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
-from ripple_attention.ops.triton_support import triton_backward, triton_forward, triton_refusal
+from ripple_attention.ops.triton_support import late, triton_refusal
 from ripple_attention.partition import Partition
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "naive": ripple_naive,
     "table": register("table", table_forward, table_backward),
     "tiled": register("tiled", tiled_forward, tiled_backward),
-    "tiled_triton": register("tiled_triton", triton_forward, triton_backward),
+    **{
+        name: register(name, late(name, f"{name}_forward"), late(name, f"{name}_backward"))
+        for name in ("tiled_triton", "table_triton")
+    },
 }
 
 # What `torch.export` traces: plain operations, so that the graph runs without this package.
@@ -34,6 +37,7 @@ EXPORTS = {
     "table": table_export,
     "tiled": tiled_export,
     "tiled_triton": tiled_export,
+    "table_triton": table_export,
 }
 
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
@@ -71,8 +75,9 @@ def ripple_attention(
         partition: Which tokens are a group, with G = `partition.num_groups`.
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
-            far sum), "tiled_triton" (the same as Triton kernels: NVIDIA GPUs, not float64, a reach
-            of at most 16), or "auto" for what `choose_implementation` expects to be fastest.
+            far sum), "table_triton" and "tiled_triton" (the same as Triton kernels: NVIDIA GPUs,
+            not float64, for tiles a reach of at most 16), or "auto" for what
+            `choose_implementation` expects to be fastest.
         eps: Added to the denominator, at least 0.
 
     Returns:
@@ -108,9 +113,9 @@ def ripple_attention(
     if implementation != "naive":
         spatial_weights = _drop_empty_groups(spatial_weights, partition, key_padding_mask)
     operators = EXPORTS if torch.compiler.is_exporting() else IMPLEMENTATIONS
-    if operators is IMPLEMENTATIONS and implementation == "tiled_triton":
+    if operators is IMPLEMENTATIONS and implementation.endswith("_triton"):
         width = max(q.shape[-1], v.shape[-1])
-        refusal = triton_refusal(v.device, v.dtype, width, partition.radii)
+        refusal = triton_refusal(implementation, v.device, v.dtype, width, partition.radii)
         if refusal:
             raise ValueError(refusal)
     operator = operators[implementation]
@@ -148,10 +153,10 @@ def choose_implementation(
 ) -> str:
     """What `implementation="auto"` runs: "tiled_triton" on a GPU where it can, else the cheaper.
 
-    That is "tiled" or "table", by multiply-adds. For each query and head, tiled spends M + E on
-    every key of its tile's halo and M·E on the far part; the table reads 4·(G−1) corners of M·E
-    numbers, each worth `TABLE_PENALTY` of those. So tiles serve nearly always, and the table few,
-    wide groups on large grids. Either runs anywhere.
+    That is "tiled" or "table" (on a GPU "table_triton", where it can run), by multiply-adds. For
+    each query and head, tiled spends M + E on every key of its tile's halo and M·E on the far part;
+    the table reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those. So tiles
+    serve nearly always, and the table few, wide groups on large grids.
 
     >>> from ripple_attention import chebyshev, logarithmic
     >>> choose_implementation((14, 14), 32, 32, chebyshev(4))
@@ -161,12 +166,19 @@ def choose_implementation(
     """
     device = torch.device(device)
     width = max(num_features, value_dim)
-    if device.type == "cuda" and not triton_refusal(device, dtype, width, partition.radii):
+
+    def can_run(name: str) -> bool:
+        cuda = device.type == "cuda"
+        return cuda and not triton_refusal(name, device, dtype, width, partition.radii)
+
+    if can_run("tiled_triton"):
         return "tiled_triton"
     keys = halo_size(*grid_size, partition.reach)
     tiled = keys * (num_features + value_dim) + num_features * value_dim
     table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY
-    return "tiled" if tiled <= table else "table"
+    if tiled <= table:
+        return "tiled"
+    return "table_triton" if can_run("table_triton") else "table"
 
 
 def linear_attention(

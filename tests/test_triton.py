@@ -5,6 +5,7 @@ the process. So tests marked `interpreted` run in a worker process of their own,
 them; with `TRITON_INTERPRET=1 pytest tests/test_triton.py` they run in place, for a debugger.
 """
 
+import importlib
 import importlib.util
 import os
 from concurrent.futures import ProcessPoolExecutor
@@ -32,7 +33,21 @@ pytestmark = pytest.mark.skipif(
 
 NEAR = chebyshev(4)
 HERE = os.environ.get("TRITON_INTERPRET") == "1"
-KERNELS = ("state_kernel", "forward_kernel", "query_gradient_kernel", "key_gradient_kernel")
+KERNELS = {
+    "tiled_triton": (
+        "state_kernel",
+        "forward_kernel",
+        "query_gradient_kernel",
+        "key_gradient_kernel",
+    ),
+    "table_triton": (
+        "_scan_rows",
+        "_scan_columns",
+        "_forward",
+        "_query_gradients",
+        "_add_key_gradients",
+    ),
+}
 
 
 @cache
@@ -118,13 +133,14 @@ def run(implementation, partition, mask=None, eps=0.0):
     )
 
 
-def assert_within_twice_tiled(partition, inputs, mask=None, eps=0.0):
+def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
+    """The error of a kernel is at most twice that of the same algorithm in PyTorch."""
     exact = gradients(run("naive", partition, mask, eps), tuple(x.double() for x in inputs))
-    tiled = gradients(run("tiled", partition, mask, eps), inputs)
-    got = gradients(run("tiled_triton", partition, mask, eps), inputs)
+    plain = gradients(run(name, partition, mask, eps), inputs)
+    got = gradients(run(f"{name}_triton", partition, mask, eps), inputs)
     rounding = torch.finfo(inputs[0].dtype).eps
     for ours, theirs, reference in zip(
-        (got[0], *got[1]), (tiled[0], *tiled[1]), (exact[0], *exact[1]), strict=True
+        (got[0], *got[1]), (plain[0], *plain[1]), (exact[0], *exact[1]), strict=True
     ):
         assert ours.dtype == theirs.dtype
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
@@ -170,7 +186,7 @@ def test_small_grids_are_as_precise_as_tiled(case, dtype):
     grid, partition, M, E, mask_kind, eps = WHOLE[case]
     heads = 1 if mask_kind == "none" else 2
     inputs = make_inputs(grid, partition, features=M, value_dim=E, dtype=dtype, heads=heads)
-    assert_within_twice_tiled(partition, inputs, make_mask(mask_kind, grid), eps)
+    assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -182,7 +198,42 @@ def test_tiles_are_as_precise_as_tiled(case, dtype):
     inputs = make_inputs(
         grid, partition, features=M, value_dim=E, dtype=dtype, batch=1, heads=heads
     )
-    assert_within_twice_tiled(partition, inputs, make_mask(mask_kind, grid, 1), eps)
+    assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid, 1), eps)
+
+
+TABLES = [  # grid, partition, M, E, mask, eps
+    ((1, 1), chebyshev(1), 4, 4, "none", 0.5),
+    ((1, 7), chebyshev(2), 8, 5, "random", 0.0),
+    ((5, 4), chebyshev(9), 4, 8, "none", 0.0),
+    ((6, 5), logarithmic(3), 5, 3, "image", 0.5),
+    ((7, 5), Partition((1, 4)), 16, 16, "rows", 0.0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", range(len(TABLES)))
+@interpreted
+def test_tables_are_as_precise_as_table(case, dtype):
+    grid, partition, M, E, mask_kind, eps = TABLES[case]
+    inputs = make_inputs(grid, partition, features=M, value_dim=E, dtype=dtype)
+    assert_within_twice("table", partition, inputs, make_mask(mask_kind, grid), eps)
+
+
+@interpreted
+def test_a_table_leaves_nothing_unwritten_and_repeats():
+    partition, grid = chebyshev(2), (3, 5)
+    q, k, v = torch.rand(1, *grid, 3, 2, 4).unbind(3)
+    weights = torch.rand(1, 2, *grid, 3).permute(0, 2, 3, 1, 4)
+    q[:, 1] = 0
+    expected = gradients(run("table_triton", partition), (q, k, v, weights))
+    assert (expected[0][:, 1] == 0).all()
+    torch.use_deterministic_algorithms(True)  # fills what is empty with NaN
+    try:
+        got = gradients(run("table_triton", partition), (q, k, v, weights))
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(got[0], expected[0])
+    assert all(torch.equal(a, b) for a, b in zip(got[1], expected[1], strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -194,7 +245,7 @@ def test_a_rest_that_outweighs_the_near_keeps_its_digits(dtype):
     inputs = make_inputs((9, 20), partition, features=16, dtype=dtype, batch=1, heads=1)
     inputs[3][:] = 0.01 * inputs[3]
     inputs[3][..., -1] = 1
-    assert_within_twice_tiled(partition, inputs)
+    assert_within_twice("tiled", partition, inputs)
 
 
 @interpreted
@@ -308,15 +359,16 @@ def test_nan_stays_where_it_belongs():
     assert torch.equal(broken, expected)
 
 
+@pytest.mark.parametrize("name", ["tiled_triton", "table_triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @interpreted
-def test_opcheck(dtype):
-    partition = chebyshev(3)
+def test_opcheck(dtype, name):
+    partition = chebyshev(2)
     inputs = make_inputs((3, 4), partition, dtype=dtype, batch=1)
     strided = torch.rand(1, 3, 4, 2, 2, 5).to(dtype).unbind(3)
     for q, k in (inputs[:2], strided):
         tensors = tuple(x.detach().requires_grad_() for x in (q, k, *inputs[2:]))
-        operator = torch.ops.ripple_attention.tiled_triton
+        operator = getattr(torch.ops.ripple_attention, name)
         torch.library.opcheck(operator, (*tensors, list(partition.radii), 0.5))
 
 
@@ -362,9 +414,11 @@ def test_auto_takes_the_kernels_where_they_run(monkeypatch):
 
     assert choice((9, 0)) == choice((8, 0)) == "tiled_triton"
     assert choice((7, 5)) == "tiled"
+    assert choice((7, 5), Partition((0, 40))) == "table"
     assert choice((9, 0), dtype=torch.float64) == "tiled"
     assert choice((9, 0), chebyshev(40)) == "tiled"
-    arguments = torch.device("cuda"), torch.float32, 32, (0, 1)
+    assert choice((9, 0), Partition((0, 40))) == "table_triton"
+    arguments = "table_triton", torch.device("cuda"), torch.float32, 32, (0, 1)
     assert triton_refusal(*arguments) == ""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
     assert "capability 8.0 or newer; got (7, 5)" in triton_refusal(*arguments)
@@ -418,20 +472,20 @@ def compile_for(monkeypatch):
     """A function that compiles all that both passes launch, for a GPU of some capability."""
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import tiled_triton
-
-    def compile_all(capability, dtype, width, grid, partition=NEAR):
+    def compile_all(capability, dtype, width, grid, partition=NEAR, name="tiled_triton"):
+        module = importlib.import_module(f"ripple_attention.ops.{name}")
         compiled = []
         monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-        for name in KERNELS:
-            kernel = getattr(tiled_triton, name)
+        for kernel_name in KERNELS[name]:
+            kernel = getattr(module, kernel_name)
             kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
-            monkeypatch.setattr(tiled_triton, name, CompileOnly(kernel, compiled))
+            monkeypatch.setattr(module, kernel_name, CompileOnly(kernel, compiled))
         q, k, v = torch.zeros(1, *grid, 3, 2, width, dtype=dtype).unbind(3)
         weights = torch.zeros(1, *grid, 2, partition.num_groups)
         radii = list(partition.radii)
-        out, denominator = tiled_triton.tiled_triton_forward(q, k, v, weights, radii, 0.0)
-        tiled_triton.tiled_triton_backward(out, q, k, v, weights, out, denominator, radii)
+        forward, backward = (getattr(module, f"{name}_{way}") for way in ("forward", "backward"))
+        out, denominator = forward(q, k, v, weights, radii, 0.0)
+        backward(out, q, k, v, weights, out, denominator, radii)
         return compiled
 
     return compile_all
@@ -442,7 +496,7 @@ def compile_for(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_every_kernel_compiles(compile_for, dtype, capability):
     compiled = compile_for(capability, dtype, 32, (64, 64))
-    assert {name for name, _ in compiled} == set(KERNELS)
+    assert {name for name, _ in compiled} == set(KERNELS["tiled_triton"])
     for name, binary in compiled:
         assert len(binary.asm["cubin"]) > 0
         assert binary.metadata.shared < 32 * 1024, name
@@ -450,9 +504,21 @@ def test_every_kernel_compiles(compile_for, dtype, capability):
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("width", [32, 128])
+def test_every_kernel_of_tables_compiles(compile_for, width, capability):
+    partition = logarithmic(15)
+    compiled = compile_for(capability, torch.bfloat16, width, (16, 16), partition, "table_triton")
+    assert {name for name, _ in compiled} == set(KERNELS["table_triton"])
+    for name, binary in compiled:
+        assert len(binary.asm["cubin"]) > 0
+        assert binary.metadata.shared < 48 * 1024, name
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 def test_small_grids_launch_one_kernel_forward_and_two_backward(compile_for):
     names = [name for name, _ in compile_for(90, torch.bfloat16, 32, (14, 14))]
-    assert names == list(KERNELS[1:])
+    assert names == list(KERNELS["tiled_triton"][1:])
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

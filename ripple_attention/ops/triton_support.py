@@ -4,11 +4,12 @@
 """
 
 import os
+from collections.abc import Callable
+from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import torch
-from torch import Tensor
 
 # The window is walked for every tile: beyond this reach, tables and PyTorch's products are better.
 MAX_REACH = 16
@@ -19,11 +20,12 @@ OTHERS = "'auto', 'tiled', 'table' or 'naive' can run"
 
 
 def triton_refusal(
-    device: torch.device, dtype: torch.dtype, width: int, radii: tuple[int, ...]
+    name: str, device: torch.device, dtype: torch.dtype, width: int, radii: tuple[int, ...]
 ) -> str:
-    """Why "tiled_triton" cannot run, in words, or "" where it can.
+    """Why an implementation by kernels cannot run, in words, or "" where it can.
 
     Args:
+        name: "tiled_triton" or "table_triton".
         device: Of the inputs.
         dtype: Of the inputs.
         width: The larger of the widths of features and values.
@@ -32,11 +34,11 @@ def triton_refusal(
     reason = _machine_refusal(device.type, device.index)
     if not reason and dtype not in DTYPES:
         reason = f"needs float32, bfloat16 or float16 inputs; got {dtype}"
-    if not reason and radii[-1] > MAX_REACH:
+    if not reason and name == "tiled_triton" and radii[-1] > MAX_REACH:
         reason = f"needs a last box of radius ≤ {MAX_REACH}; got {radii[-1]}"
     if not reason and width > MAX_WIDTH:
         reason = f"needs at most {MAX_WIDTH} features and value channels a head; got {width}"
-    return f"implementation='tiled_triton' {reason}. {OTHERS}." if reason else ""
+    return f"implementation={name!r} {reason}. {OTHERS}." if reason else ""
 
 
 def _machine_refusal(kind: str, index: int | None) -> str:
@@ -59,15 +61,10 @@ def _machine_refusal(kind: str, index: int | None) -> str:
 _machine_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
-def triton_forward(*args: Any) -> tuple[Tensor, Tensor]:
-    """`ops.tiled_triton.tiled_triton_forward`."""
-    from ripple_attention.ops.tiled_triton import tiled_triton_forward
+def late(module: str, function: str) -> Callable[..., Any]:
+    """A function of a module that imports triton, which is imported at the first call."""
 
-    return tiled_triton_forward(*args)
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f"ripple_attention.ops.{module}"), function)(*args)
 
-
-def triton_backward(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """`ops.tiled_triton.tiled_triton_backward`."""
-    from ripple_attention.ops.tiled_triton import tiled_triton_backward
-
-    return tiled_triton_backward(*args)
+    return call
