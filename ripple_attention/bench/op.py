@@ -13,12 +13,14 @@ from torch import Tensor
 from ripple_attention.bench import measure
 from ripple_attention.functional import linear_attention, ripple_attention
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
+from ripple_attention.ops.triton_support import triton_refusal
 from ripple_attention.partition import Partition, chebyshev
 
 System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 Row = dict[str, Any]
 
 PASSES = ("forward", "forward+backward")
+FLOOR = "floor: a copy of the same bytes"
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
@@ -38,22 +40,45 @@ class OpBenchmark:
     seed: int = 0
 
 
-def systems(partition: Partition) -> dict[str, System]:
-    """Everything that is compared, by name."""
+def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str, System]:
+    """Everything that is compared, by name; kernels where they can run."""
+    config = config or OpBenchmark()
 
     def ripple(implementation: str) -> System:
         return lambda q, k, v, weights: ripple_attention(
             q, k, v, weights, partition=partition, implementation=implementation
         )
 
+    def can_run(name: str) -> bool:
+        dtype, device = getattr(torch, config.dtype), torch.device(config.device)
+        return not triton_refusal(name, device, dtype, config.head_dim, partition.radii)
+
+    kernels = [name for name in ("tiled_triton", "table_triton") if can_run(name)]
     return {
+        **{f"ripple {name.replace('_', ' ')}": ripple(name) for name in kernels},
         "ripple tiled": ripple("tiled"),
         "ripple table": ripple("table"),
         "ripple table by autograd": lambda *x: table_by_autograd(partition, *x),
         "ripple naive": ripple("naive"),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
+        FLOOR: lambda q, k, v, _: v,
     }
+
+
+def make_floor(inputs: tuple[Tensor, ...], step_name: str) -> measure.Step:
+    """A copy that moves as many bytes as a pass must: each input read once, each result written.
+
+    Backward, the inputs, the output and its gradient are read, and four gradients written.
+    """
+    of_inputs = sum(x.numel() * x.element_size() for x in inputs)
+    of_output = inputs[2].numel() * inputs[2].element_size()
+    moved = of_inputs + of_output
+    if step_name != "forward":
+        moved += 2 * of_inputs + 2 * of_output
+    source = torch.zeros(moved // 2, dtype=torch.uint8, device=inputs[0].device)
+    target = torch.empty_like(source)
+    return lambda: target.copy_(source)
 
 
 def table_by_autograd(
@@ -101,7 +126,7 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
     for side in config.sides:
         inputs = make_inputs(config, side, partition)
         runnable, refused = {}, {}
-        for name, system in systems(partition).items():
+        for name, system in systems(partition, config).items():
             needed = expected_bytes(name, config, side)
             if needed > 0.8 * measure.available_bytes(device):
                 refused[name] = f"skipped: needs about {needed / 1e9:.0f} GB"
@@ -111,11 +136,14 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
         errors = disagreements(runnable, inputs, partition, config)
         for step_name in PASSES:
             steps = {
-                name: make_step(system, inputs, step_name) for name, system in runnable.items()
+                name: make_floor(inputs, step_name)
+                if name == FLOOR
+                else make_step(system, inputs, step_name)
+                for name, system in runnable.items()
             }
             progress(f"{side}×{side} tokens: time, {step_name}")
             times = measure.interleaved_seconds(steps, device, config.rounds, config.patience)
-            for name in systems(partition):
+            for name in systems(partition, config):
                 row = {**common, "height": side, "width": side, "tokens": side * side}
                 row |= {"system": name, "pass": step_name, "status": refused.get(name, "ok")}
                 if name in steps:
@@ -175,7 +203,7 @@ def disagreements(
         q, k, v, _ = inputs
         plain = runnable["ripple tiled"](q, k, v, uniform)
         for name, system in runnable.items():
-            if name.startswith("softmax"):
+            if name.startswith("softmax") or name == FLOOR:
                 errors[name] = ""
                 continue
             expected = plain if name == "linear attention" else reference
