@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint bench pictures clean
+.PHONY: demo test test-slow test-gpu lint bench pictures clean
 
 demo: $(READY)
 	$(BIN)/ripple demo
@@ -15,6 +15,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow
+
+test-gpu: $(READY)
+	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_cuda.py tests/test_augment.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -122,6 +122,10 @@ class Learned(FeatureMap):
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(self.fc(_sines(x, self.w1)))
 
+    def parameters_in_order(self) -> tuple[Tensor, Tensor, Tensor]:
+        """W₁, W₂ and b₂."""
+        return self.w1, self.fc.weight, self.fc.bias
+
 
 class LearnedRandomW1(RandomFeatureMap):
     """The paper's map with W₁ random instead of learned."""

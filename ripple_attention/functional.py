@@ -98,20 +98,20 @@ def ripple_attention(
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if key_padding_mask is not None:
         k, v = without_padding(k, v, key_padding_mask)
-    if implementation == "auto" and _carries_tangents(q, k, v, spatial_weights):
+    if implementation == "auto" and carries_tangents(q, k, v, spatial_weights):
         implementation = "naive"
     if implementation == "auto":
         _, H, W, _, M = q.shape
         implementation = choose_implementation(
             (H, W), M, v.shape[-1], partition, device=v.device, dtype=v.dtype
         )
-    if implementation != "naive" and _carries_tangents(q, k, v, spatial_weights):
+    if implementation != "naive" and carries_tangents(q, k, v, spatial_weights):
         raise ValueError(
             "forward-mode derivatives need implementation='naive', or 'auto', which then takes it; "
             f"got {implementation=}"
         )
     if implementation != "naive":
-        spatial_weights = _drop_empty_groups(spatial_weights, partition, key_padding_mask)
+        spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     operators = EXPORTS if torch.compiler.is_exporting() else IMPLEMENTATIONS
     if operators is IMPLEMENTATIONS and implementation.endswith("_triton"):
         width = max(q.shape[-1], v.shape[-1])
@@ -254,7 +254,7 @@ def without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]
     return k.masked_fill(padded, 0), v.masked_fill(padded, 0)
 
 
-def _drop_empty_groups(
+def drop_empty_groups(
     spatial_weights: Tensor, partition: Partition, key_padding_mask: Tensor | None
 ) -> Tensor:
     """Sets the weight of a group to 0 for queries that have no key in it.
@@ -288,7 +288,7 @@ def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def _carries_tangents(*tensors: Tensor) -> bool:
+def carries_tangents(*tensors: Tensor) -> bool:
     """Whether a forward-mode derivative (`torch.func.jvp`, dual numbers) is being taken."""
     if torch.compiler.is_compiling():
         return False

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ripple_attention.feature_maps import FeatureMap, create_feature_map
+from ripple_attention.feature_maps import FeatureMap, Learned, create_feature_map
 from ripple_attention.functional import (
+    carries_tangents,
     check_eps,
     check_implementation,
     check_mask,
@@ -16,6 +18,13 @@ from ripple_attention.functional import (
     ripple_attention,
     without_padding,
 )
+from ripple_attention.ops.common import autocast_dtype
+from ripple_attention.ops.fused import (
+    MAX_WIDTH,
+    fused_linear_attention,
+    fused_ripple_attention,
+)
+from ripple_attention.ops.triton_support import triton_refusal
 from ripple_attention.partition import Partition, chebyshev, logarithmic
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
@@ -78,16 +87,22 @@ class GridAttention(nn.Module):
                 key_padding_mask = key_padding_mask.unflatten(1, grid_size)
             x = x.unflatten(1, grid_size)
             value = None if value is None else value.unflatten(1, grid_size)
-        q, k, v = self._project(x, value)
-        check_mask(key_padding_mask, v)
-        if key_padding_mask is not None:  # whatever stands in the padding stays there
-            k, v = without_padding(k, v, key_padding_mask)
-        out = self.attend(q, k, v, key_padding_mask)  # (B, H, W, N, E)
+        out = self._attend_fused(x, key_padding_mask) if value is None else None
+        if out is None:
+            q, k, v = self._project(x, value)
+            check_mask(key_padding_mask, v)
+            if key_padding_mask is not None:  # whatever stands in the padding stays there
+                k, v = without_padding(k, v, key_padding_mask)
+            out = self.attend(q, k, v, key_padding_mask)  # (B, H, W, N, E)
         return self.proj_drop(self.proj(out.flatten(3))).view(shape)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Queries, keys and values (B, H, W, N, D) → (B, H, W, N, D)."""
         raise NotImplementedError
+
+    def _attend_fused(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        """The same from x itself, where a layer has a kernel for it that can run; else None."""
+        return None
 
     def _project(self, x: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
         heads = (self.num_heads, self.head_dim)
@@ -151,7 +166,13 @@ class LinearAttention(GridAttention):
         eps: Added to the denominator: a query whose features are nearly all dead then fades out
             instead of dividing by next to nothing. 0 is the paper's definition.
         dim, num_heads, qkv_bias, proj_drop: As in `GridAttention`.
+
+    Attributes:
+        fuse: Whether kernels that fuse all between the projections are used where they can run:
+            on NVIDIA GPUs, with the `learned` map. They compute the same.
     """
+
+    fuse = True
 
     def __init__(
         self,
@@ -180,6 +201,46 @@ class LinearAttention(GridAttention):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         phi_q, phi_k = self.feature_map(q, k)
         return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask, eps=self.eps)
+
+    def _attend_fused(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        if type(self).attend is not LinearAttention.attend:
+            return None
+        features, qkv = self.feature_map, self._packed(x, key_padding_mask)
+        if qkv is None or not isinstance(features, Learned):
+            return None
+        parameters = features.parameters_in_order()
+        return fused_linear_attention(qkv, key_padding_mask, parameters, features.scaling, self.eps)
+
+    def _packed(
+        self,
+        x: Tensor,
+        key_padding_mask: Tensor | None,
+        radii: tuple[int, ...] = (0,),
+        implementation: str = "auto",
+    ) -> Tensor | None:
+        """qkv (B, H, W, 3, N, D), padding left out; or None where fused kernels cannot run."""
+        features = self.feature_map
+        if (
+            not self.fuse
+            or type(features) is not Learned
+            or features._forward_hooks
+            or implementation not in ("auto", "tiled_triton")
+            or (implementation == "auto" and x.device.type != "cuda")
+            or torch.compiler.is_exporting()
+            or max(self.head_dim, features.num_features) > MAX_WIDTH
+            or x.numel() == 0
+            or carries_tangents(x)
+        ):
+            return None
+        dtype = autocast_dtype(x) or x.dtype
+        if triton_refusal("tiled_triton", x.device, dtype, self.head_dim, radii):
+            return None
+        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        if key_padding_mask is not None:
+            check_mask(key_padding_mask, qkv[:, :, :, 2])
+            q, k, v = qkv.unbind(3)
+            qkv = torch.stack([q, *without_padding(k, v, key_padding_mask)], 3)
+        return qkv
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}"
@@ -261,6 +322,24 @@ class RippleAttention(LinearAttention):
             key_padding_mask=key_padding_mask,
             implementation=self.implementation,
             eps=self.eps,
+        )
+
+    def _attend_fused(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+        weights, features = self.spatial_weights, self.feature_map
+        if weights.kind != "stick-breaking" or weights.tail != "share" or weights._forward_hooks:
+            return None
+        qkv = self._packed(x, key_padding_mask, self.partition.radii, self.implementation)
+        if qkv is None or not isinstance(features, Learned):
+            return None
+        return fused_ripple_attention(
+            qkv,
+            key_padding_mask,
+            (*features.parameters_in_order(), *weights.parameters_in_order()),
+            self.partition.radii,
+            features.scaling,
+            weights.balanced,
+            weights.halt_threshold,
+            self.eps,
         )
 
     def extra_repr(self) -> str:

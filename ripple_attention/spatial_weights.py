@@ -164,6 +164,10 @@ class SpatialWeights(nn.Module):
             weights = F.pad(weights[..., :-1], (0, 1))
         return weights
 
+    def parameters_in_order(self) -> tuple[Tensor, Tensor, Tensor]:
+        """P, p and e, of the kinds that have them."""
+        return self.proj.weight, self.proj.bias, self.embedding
+
     def extra_repr(self) -> str:
         return f"{self.num_groups} groups, kind={self.kind!r}, halt_threshold={self.halt_threshold}"
 

@@ -1,10 +1,19 @@
 """The same promises on a GPU. Skipped, visibly, where there is none."""
 
+from random import Random
+
 import pytest
 import torch
 
 from inputs import gradients, make_inputs, make_mask, relative_error
-from ripple_attention import RippleAttention, chebyshev, logarithmic, ripple_attention
+from ripple_attention import (
+    LinearAttention,
+    Partition,
+    RippleAttention,
+    chebyshev,
+    logarithmic,
+    ripple_attention,
+)
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -91,6 +100,101 @@ def test_triton_takes_strided_views_without_copies(dtype):
     out = run("tiled_triton", partition)(q, k, v, weights)
     assert torch.cuda.max_memory_allocated() - before < 1.5 * v.numel() * v.element_size() + 2**22
     assert torch.equal(out, run("tiled_triton", partition)(*contiguous, weights))
+
+
+def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
+    """The error of a kernel is at most twice that of the same algorithm in PyTorch."""
+    exact = gradients(run(name, partition, mask, eps), tuple(x.double() for x in inputs))
+    plain = gradients(run(name, partition, mask, eps), inputs)
+    torch.use_deterministic_algorithms(True)  # fills what is empty with NaN
+    try:
+        ours = gradients(run(f"{name}_triton", partition, mask, eps), inputs)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    rounding = torch.finfo(inputs[0].dtype).eps
+    for got, theirs, reference in zip(*((x[0], *x[1]) for x in (ours, plain, exact)), strict=True):
+        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [5, 32, 128])
+@pytest.mark.parametrize(
+    ("grid", "partition"),
+    [((1, 1), chebyshev(1)), ((33, 20), chebyshev(32)), ((64, 48), logarithmic(63))],
+)
+def test_triton_tables_are_within_twice_tables_error(grid, partition, width, dtype):
+    inputs = make_inputs(grid, partition, dtype=dtype, features=width, value_dim=width, batch=1)
+    assert_within_twice("table", partition, tuple(x.cuda() for x in inputs), eps=0.5)
+
+
+@pytest.mark.slow
+def test_a_thousand_random_cases():
+    random = Random(0)
+    for case in range(1000):
+        name = random.choice(["tiled", "tiled", "tiled", "table"])
+        radii = sorted(random.sample(range(17 if name == "tiled" else 30), random.randint(1, 6)))
+        partition = Partition(radii)
+        grid = (random.randint(1, 40), random.randint(1, 40))
+        dtype = random.choice([torch.float32, torch.bfloat16, torch.float16])
+        mask = make_mask(random.choice(["none", "none", "random", "rows"]), grid)
+        inputs = make_inputs(
+            grid,
+            partition,
+            heads=random.randint(1, 3),
+            features=random.randint(1, 70),
+            value_dim=random.randint(1, 70),
+            dtype=dtype,
+            seed=case,
+        )
+        inputs = tuple(x.cuda() for x in inputs)
+        if random.random() < 0.3:  # channels first in memory
+            inputs = tuple(
+                x.permute(4, 0, 1, 2, 3).contiguous().permute(1, 2, 3, 4, 0) for x in inputs
+            )
+        mask = mask if mask is None else mask.cuda()
+        assert_within_twice(name, partition, inputs, mask, random.choice([0.0, 0.5]))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("grid", [(1, 1), (14, 14), (40, 50)])
+@pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
+def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
+    torch.manual_seed(0)
+    layer = kind(192, num_heads=6).cuda()
+    x = torch.randn(2, *grid, 192, device="cuda")
+    mask = make_mask("rows", grid).cuda() if masked else None
+
+    def results(fuse, dtype):
+        layer.fuse = fuse
+        inputs = x.detach().requires_grad_()
+        with torch.autocast("cuda", dtype, enabled=dtype != torch.float32):
+            out = layer(inputs, key_padding_mask=mask)
+        upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+        return out.detach(), *torch.autograd.grad(out, (inputs, *layer.parameters()), upstream)
+
+    assert layer._attend_fused(x, mask) is not None
+    ours, plain = results(True, dtype), results(False, dtype)
+    layer, x = layer.double(), x.double()
+    exact = results(False, torch.float32)
+    rounding = torch.finfo(dtype).eps
+    for got, theirs, reference in zip(ours, plain, exact, strict=True):
+        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
+def test_a_model_runs_as_a_cuda_graph():
+    torch.manual_seed(0)
+    layer = RippleAttention(192, num_heads=6).cuda().bfloat16().eval()
+    for parameter in layer.parameters():
+        parameter.requires_grad_(False)
+    x = torch.randn(2, 14, 14, 192, device="cuda", dtype=torch.bfloat16)
+    expected = layer(x)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = layer(x)
+    out.zero_()
+    graph.replay()
+    assert torch.equal(out, expected)
 
 
 def test_triton_serves_grids_beyond_two_to_the_31_numbers():

@@ -12,6 +12,7 @@ from torch import nn
 
 import ripple_attention.models  # noqa: F401  (makes the names known to timm)
 from ripple_attention.bench import measure
+from ripple_attention.modules import LinearAttention
 
 Row = dict[str, Any]
 
@@ -19,6 +20,7 @@ PASSES = ("forward", "training step")
 RIPPLE = "ripple_tiny_patch16_224"
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeiT, softmax SDPA": ("deit6_tiny_patch16_224", {}),
+    "DeiT-LA in PyTorch operations": ("deit_la_tiny_patch16_224", {"fuse": False}),
     "DeiT-LA": ("deit_la_tiny_patch16_224", {}),
     "ripple, R_max 4": (RIPPLE, {"max_distance": 4}),
     "ripple, R_max 2": (RIPPLE, {"max_distance": 2}),
@@ -81,7 +83,12 @@ def create(name: str, side: int) -> nn.Module:
     """The model of a system for a grid of side² tokens."""
     model, options = SYSTEMS[name]
     options = {key: side - 1 if value == "side" else value for key, value in options.items()}
-    return timm.create_model(model, img_size=16 * side, **options)
+    fuse = options.pop("fuse", True)
+    created = timm.create_model(model, img_size=16 * side, **options)
+    for module in created.modules():
+        if isinstance(module, LinearAttention):
+            module.fuse = fuse
+    return created
 
 
 def make_step(

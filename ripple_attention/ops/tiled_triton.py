@@ -466,15 +466,26 @@ def key_gradient_kernel(
 
 
 def tiled_triton_forward(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    radii: list[int],
+    eps: float,
+    state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Ripple attention by tiles. Arguments and results as of `tiled_forward`."""
+    """Ripple attention by tiles. Arguments and results as of `tiled_forward`.
+
+    Args:
+        state: Sᵀ (B, N, E+1, M), contiguous and in float32, if it is known already.
+    """
     q, k, v = (_dense_channels(x) for x in (q, k, v))
     out = v.new_empty(v.shape)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
     plan = _choose(q, v, radii)
     with torch.cuda.device_of(v):
-        state = None if plan.whole else _sum_state(k, v, spatial_weights)
+        if state is None and not plan.whole:
+            state = _sum_state(k, v, spatial_weights)
         forward_kernel[plan.grid](
             q, k, v, spatial_weights, state, out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
@@ -485,8 +496,15 @@ def tiled_triton_forward(
 
 
 def tiled_triton_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor,
-    out: Tensor, denominator: Tensor, radii: list[int],
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    out: Tensor,
+    denominator: Tensor,
+    radii: list[int],
+    state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of `tiled_triton_forward` for q, k, v and the weights, in the types of these."""
     grad, q, k, v = (_dense_channels(x) for x in (grad, q, k, v))
@@ -498,7 +516,8 @@ def tiled_triton_backward(
     sizes = (*v.shape[1:4], plan.tiles)
     options = {"num_warps": plan.warps, "num_stages": plan.stages}
     with torch.cuda.device_of(v):
-        state = None if plan.whole else _sum_state(k, v, spatial_weights)
+        if state is None and not plan.whole:
+            state = _sum_state(k, v, spatial_weights)
         query_gradient_kernel[plan.grid](
             grad, q, k, v, spatial_weights, out, denominator, state, delta, inverse,
             grads[0], grads[3], *strides, *sizes, *plan.constants, **options,

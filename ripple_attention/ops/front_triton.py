@@ -1,0 +1,599 @@
+"""The front of a ripple-attention layer in one Triton kernel, and its gradient in another.
+
+From q, k and v, as they lie in one qkv projection, to what the attention itself takes:
+
+    φ(x) = ReLU(W₂ [sin(W₁x̂); cos(W₁x̂)] + b₂),    x̂ = x as `FeatureMap.scale` leaves it
+    α    = the stick of `stick_breaking`, halted as by `halt`, with o_g = ⟨P v + p, e_g⟩
+    S    = Σ_j φ(k_j) [v_j, 1]ᵀ over each image
+
+Inputs are read once, and only results are written. Two turns make that cheap:
+- The length of x is a factor on its angles, W₁x̂ = scale·W₁x: products take x, which is exact.
+- o_g = ⟨v, Pᵀe_g⟩ + ⟨p, e_g⟩: one vector for each head and stick, and P costs no token anything.
+  In backward, the sums Σ ∂o_g v and Σ ∂o_g give the gradients of P, p and e.
+
+Precision. All is float32 but for the operands of matrix products, which for half-precision inputs
+are cut into parts that tensor cores take: bfloat16 parts for bfloat16 inputs; for float16, whose
+exponents would be too few, tf32 parts, with as many bits. How many parts:
+
+| product | operands | why |
+|---|---|---|
+| angles W₁x | x exact; W₁ in three (tf32: two) | float32's own bits, because sines amplify |
+| W₂[sin; cos], back, and ∂W₂ | one and one | what `fc` does under autocast |
+| y = W₁ᵀt; ∂W₁ = Σ t xᵀ | t in one, W₁ in two; x exact | PyTorch rounds the sines' gradient, too |
+| Σ φ(k)vᵀ | exact | φ(k) as it is written |
+| Σ ∂o vᵀ | ∂o in two, v exact | it is small |
+
+Products of float32 inputs follow `FLOAT32_PRECISION`. Logits and sticks use no tensor cores.
+This module imports triton: import it where it is used.
+"""
+
+# Tuples of tensors grow by +, the only way that Triton reads; kernels have no types of Python's.
+# ruff: noqa: RUF005, SIM300
+# mypy: disable-error-code="no-untyped-def, assignment"
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from ripple_attention.feature_maps import Scaling
+from ripple_attention.ops.tiled_triton import _dense_channels, _padded
+
+# Kernels. D and M are the widths of heads and features, PADDED_D and PADDED_M the powers of two
+# that hold them: padded rows and columns of the parameters are zero, and so are their gradients.
+# Strides are those of (B, H, W, N); offsets are int64. A program takes a chunk of the tokens of one
+# head, BLOCKS times TOKENS of them. OFFSETS: what is taken from each logit, log(G−1−g) or 0; empty
+# for no weights at all. Long lists of arguments stand by kind.
+# fmt: off
+
+
+@triton.jit
+def _rows(base, strides, at):
+    """Where the channels of some tokens begin, (TOKENS,)."""
+    head = base + at[0] * strides[0] + at[3] * strides[3]
+    return head + at[1] * strides[1] + at[2] * strides[2]
+
+
+@triton.jit
+def _tokens(block, b, n, H, W, mask, mask_strides, MASKED: tl.constexpr, TOKENS: tl.constexpr):
+    """Where a block of tokens stands in (B, H, W, N); which are in the image; and not padded."""
+    index = block * TOKENS + tl.arange(0, TOKENS)
+    at = (b, (index // W).to(tl.int64), (index % W).to(tl.int64), n)
+    inside = index < H * W
+    present = inside
+    if MASKED:
+        present = inside & (tl.load(_rows(mask, mask_strides, at), mask=inside, other=1) == 0)
+    return at, inside, present
+
+
+@triton.jit
+def _channels(base, strides, at, present, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Pointers to the channels of some tokens, (TOKENS, PADDED), and which of them there are."""
+    channel = tl.arange(0, PADDED)[None, :]
+    mask = present[:, None]
+    if WIDTH != PADDED:
+        mask = mask & (channel < WIDTH)
+    return _rows(base, strides, at)[:, None] + channel, mask
+
+
+@triton.jit
+def _load(base, strides, at, present, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Channels of some tokens, zero where not present and beyond WIDTH."""
+    pointers, mask = _channels(base, strides, at, present, WIDTH, PADDED)
+    return tl.load(pointers, mask=mask, other=0.0)
+
+
+@triton.jit
+def _store(base, strides, at, inside, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    pointers, mask = _channels(base, strides, at, inside, WIDTH, PADDED)
+    tl.store(pointers, x.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _load_matrix(
+    base, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
+):
+    """A parameter (ROWS, COLUMNS) with zeros around it."""
+    row, column = tl.arange(0, PADDED_ROWS), tl.arange(0, PADDED_COLUMNS)
+    mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    return tl.load(base + row[:, None] * stride + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_matrix(base, stride, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
+    mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    tl.store(base + row[:, None] * stride + column[None, :], x, mask=mask)
+
+
+@triton.jit
+def _rounded(x, DTYPE: tl.constexpr):
+    """x as tensor cores take it. It changes no input, and no float32 where inputs are float32."""
+    x = x.to(tl.bfloat16 if DTYPE == tl.bfloat16 else tl.float32)
+    if DTYPE == tl.float16:  # to the nearest number of tf32: the cores would drop the last bits
+        x = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def _parts(x, DTYPE: tl.constexpr, COUNT: tl.constexpr):
+    """A float32 x as a sum of COUNT parts for tensor cores, the largest first, or of x alone."""
+    parts = (_rounded(x, DTYPE),)
+    for i in tl.static_range(COUNT - 1):
+        if DTYPE != tl.float32:
+            x -= parts[i].to(tl.float32)
+            parts = parts + (_rounded(x, DTYPE),)
+    return parts
+
+
+@triton.jit
+def _multiply(left, right, COUNT: tl.constexpr, FLIP: tl.constexpr, PRECISION: tl.constexpr):
+    """left @ right, or its transpose where FLIP, of the first COUNT parts, the smallest first."""
+    total = tl.zeros((left.shape[0], right[0].shape[0 if FLIP else 1]), tl.float32)
+    for i in tl.static_range(len(right) - 1, -1, -1):
+        if i < COUNT:
+            part = tl.trans(right[i]) if FLIP else right[i]
+            total = tl.dot(left, part, total, input_precision=PRECISION)
+    return total
+
+
+@triton.jit
+def _load_map(
+    w1, w2, b2, D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
+    DTYPE: tl.constexpr, ANGLE_PARTS: tl.constexpr,
+):
+    """W₁ᵀ (D, D), W₂ᵀ (D, M) of the sines and of the cosines, each in parts; and b₂ (M,)."""
+    angles = tl.trans(_load_matrix(w1, D, D, D, PADDED_D, PADDED_D))
+    sines = tl.trans(_load_matrix(w2, 2 * D, M, D, PADDED_M, PADDED_D))
+    cosines = tl.trans(_load_matrix(w2 + D, 2 * D, M, D, PADDED_M, PADDED_D))
+    maps = _parts(angles, DTYPE, ANGLE_PARTS), _parts(sines, DTYPE, 1), _parts(cosines, DTYPE, 1)
+    feature = tl.arange(0, PADDED_M)
+    return maps, tl.load(b2 + feature, mask=feature < M, other=0.0)
+
+
+@triton.jit
+def _sines_of(angle, HARDWARE: tl.constexpr):
+    """sin and cos together, to 2·10⁻⁷ while |angle| < 10⁵; HARDWARE, to 5·10⁻⁷ by special units."""
+    magic = 12582912.0  # 1.5·2²³: adding it rounds to a whole number, which the last bits hold
+    if HARDWARE:
+        turns = (angle * 0.15915494309189535 + magic) - magic
+        angle = angle - turns * 6.28125 - turns * 1.9353071795864769e-3
+        sine, cosine = tl.inline_asm_elementwise(
+            "sin.approx.ftz.f32 $0, $2; cos.approx.ftz.f32 $1, $2;", "=&f,=&f,f", [angle],
+            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+    else:
+        shifted = angle * 0.3183098861837907 + magic  # in half turns, each of which changes signs
+        sign = shifted.to(tl.int32, bitcast=True) << 31
+        turns = shifted - magic
+        # π in three pieces, the first two of few bits, so that their products are exact.
+        angle = angle - turns * 3.140625 - turns * 9.67502593994140625e-4
+        angle -= turns * 1.509957990978376432e-7  # now within ±π/2
+        square = angle * angle
+        # Near-minimax polynomials, to 5·10⁻⁹ and 3·10⁻¹⁰ but for rounding.
+        sine = (2.5997516659e-6 * square - 1.9806478903e-4) * square + 8.3330154168e-3
+        sine = sine * square - 1.6666657021e-1
+        sine = angle + angle * square * sine
+        cosine = (-2.6074219014e-7 * square + 2.4761729943e-5) * square - 1.3888400627e-3
+        cosine = (cosine * square + 4.1666640522e-2) * square - 4.9999999545e-1
+        cosine = 1.0 + square * cosine
+        sine = (sine.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
+        cosine = (cosine.to(tl.int32, bitcast=True) ^ sign).to(tl.float32, bitcast=True)
+    return sine, cosine
+
+
+@triton.jit
+def _features(
+    x, maps, bias, factor, D: tl.constexpr, UNIT: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
+):
+    """z = W₂[sin; cos] + b₂, (TOKENS, M); sin and cos of W₁x̂, (TOKENS, D), as they are and as the
+    product took them; scale in x̂ = scale·x; and 1/(mean square of x) where UNIT, (TOKENS,)."""
+    wide = x.to(tl.float32)
+    inverse = tl.full((x.shape[0],), 1.0, tl.float32)
+    if UNIT:
+        inverse = 1.0 / (tl.sum(wide * wide, 1) / D + 1e-6)  # the guard of `FeatureMap.scale`
+    scale = factor * tl.sqrt_rn(inverse)
+    angle = _multiply(_rounded(x, DTYPE), maps[0], 3, False, PRECISION)
+    sines = _sines_of(angle * scale[:, None], HARDWARE)
+    taken = (_rounded(sines[0], DTYPE), _rounded(sines[1], DTYPE))
+    z = _multiply(taken[0], maps[1], 1, False, PRECISION) + bias[None, :]
+    z = tl.dot(taken[1], maps[2][0], z, input_precision=PRECISION)
+    return z, sines, taken, scale, inverse
+
+
+@triton.jit
+def _stick_vectors(
+    embedding, proj_w, proj_b, n, D: tl.constexpr, PADDED_D: tl.constexpr, STICKS: tl.constexpr
+):
+    """Of each stick of head n, the vector Pᵀe_g, (D,), and the number ⟨p, e_g⟩."""
+    vectors, constants = (), ()
+    if STICKS > 0:
+        matrix = _load_matrix(proj_w, D, D, D, PADDED_D, PADDED_D)
+        channel = tl.arange(0, PADDED_D)
+        bias = tl.load(proj_b + channel, mask=channel < D, other=0.0)
+        for g in tl.static_range(STICKS):
+            start = embedding + (n * STICKS + g) * D
+            vector = tl.load(start + channel, mask=channel < D, other=0.0)
+            vectors = vectors + (tl.sum(matrix * vector[:, None], 0),)
+            constants = constants + (tl.sum(bias * vector, 0),)
+    return vectors, constants
+
+
+@triton.jit
+def _break_stick(value, vectors, constants, threshold, OFFSETS: tl.constexpr):
+    """The sticks of some tokens, all (TOKENS,): s_g and 1−s_g; of all G groups, α_g before halting
+    and whether they are merged; how many are, at least 1, and the weight that each of those gets.
+
+    A group is merged if less than the threshold is left before it; group 0 never is.
+    """
+    left = tl.full((value.shape[0],), 1.0, tl.float32)
+    merged_left = tl.zeros_like(left)
+    count = tl.zeros_like(left)
+    sticks, others, weights, merged = (), (), (), ()
+    for g in tl.static_range(len(OFFSETS) + 1):
+        is_merged = (left < threshold) & (g > 0)
+        merged_left = tl.maximum(merged_left, tl.where(is_merged, left, 0.0))  # that of the first
+        count += tl.where(is_merged, 1.0, 0.0)
+        merged = merged + (is_merged,)
+        if g < len(OFFSETS):
+            logit = tl.sum(value * vectors[g][None, :], 1) + (constants[g] - OFFSETS[g])
+            small = tl.exp(-tl.abs(logit))
+            large = 1.0 / (1.0 + small)
+            small *= large
+            stick = tl.where(logit >= 0, large, small)
+            other = tl.where(logit >= 0, small, large)
+            sticks, others = sticks + (stick,), others + (other,)
+            weights = weights + (left * stick,)
+            left *= other
+        else:
+            weights = weights + (left,)
+    count = tl.maximum(count, 1.0)
+    return sticks, others, weights, merged, count, merged_left / count
+
+
+@triton.jit
+def front_kernel(
+    q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, phi_q, phi_k, alpha, partial,
+    q_strides, k_strides, v_strides, mask_strides, phi_strides, alpha_strides,
+    H, W, N, chunks, factor, threshold,
+    D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    HARDWARE: tl.constexpr,
+):
+    """φ(q), φ(k) and α of a chunk of one head, and its share of Sᵀ, (D+1, M)."""
+    dtype: tl.constexpr = v.dtype.element_ty
+    groups: tl.constexpr = len(OFFSETS) + 1
+    program = tl.program_id(0).to(tl.int64)  # heads of one chunk run together, as they lie
+    b, n, chunk = program // (N * chunks), program % N, (program // N % chunks).to(tl.int32)
+    maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
+    vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
+    feature, group = tl.arange(0, PADDED_M), tl.arange(0, PADDED_G)
+
+    total = tl.zeros((PADDED_D, PADDED_M), tl.float32)
+    ones = tl.zeros((TOKENS, PADDED_M), tl.float32)  # summed over tokens once, at the end
+    for block in range(BLOCKS):
+        at, inside, present = _tokens(
+            chunk * BLOCKS + block, b, n, H, W, mask, mask_strides, MASKED, TOKENS)
+        for i in tl.static_range(2):  # queries, then keys
+            there = (inside, present)[i]
+            x = _load((q, k)[i], (q_strides, k_strides)[i], at, there, D, PADDED_D)
+            z = _features(x, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
+            phi = tl.where(there[:, None], tl.maximum(z, 0.0), 0.0).to(dtype)
+            _store((phi_q, phi_k)[i], phi_strides, at, inside, phi, M, PADDED_M)
+
+        value = _load(v, v_strides, at, present, D, PADDED_D)
+        total = tl.dot(tl.trans(value), phi, total, input_precision=PRECISION)
+        ones += phi.to(tl.float32)
+        if groups > 1:
+            _, _, weights, merged, _, share = _break_stick(
+                value.to(tl.float32), vectors, constants, threshold, OFFSETS)
+            # One store of whole rows: one for each group would touch the same sectors G times.
+            rows = tl.zeros((TOKENS, PADDED_G), tl.float32)
+            for g in tl.static_range(groups):
+                weight = tl.where(merged[g], share, weights[g])
+                rows = tl.where((group == g)[None, :], weight[:, None], rows)
+            _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
+
+    start = partial + program * ((D + 1) * M)
+    _store_matrix(start, M, total, D, M)
+    tl.store(start + D * M + feature, tl.sum(ones, 0), mask=feature < M)
+
+
+@triton.jit
+def _feature_gradient(
+    x, upstream, totals, maps, bias, factor, D: tl.constexpr, UNIT: tl.constexpr,
+    DTYPE: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
+):
+    """∂x from ∂φ(x), and the sums ∂W₁, ∂W₂ (its two halves) and ∂b₂ (16 times) with these tokens.
+
+    With z = W₂[sin; cos] + b₂, ∂z = [z > 0]·∂φ and [∂sin; ∂cos] = W₂ᵀ∂z:
+    t = scale·(∂sin·cos − ∂cos·sin),  ∂W₁ = Σ t xᵀ,  y = W₁ᵀt,  ∂x = y − x ⟨y, x⟩/(D·mean square).
+    """
+    z, sines, taken, scale, inverse = _features(
+        x, maps, bias, factor, D, UNIT, DTYPE, PRECISION, HARDWARE)
+    upstream = _rounded(tl.where(z > 0, upstream.to(tl.float32), 0.0), DTYPE)  # ∂z
+    flipped = tl.trans(upstream)
+    w1_total, sine_total, cosine_total, bias_total = totals
+    sine_total = tl.dot(flipped, taken[0], sine_total, input_precision=PRECISION)
+    cosine_total = tl.dot(flipped, taken[1], cosine_total, input_precision=PRECISION)
+    ones = _rounded(tl.full((16, x.shape[0]), 1.0, tl.float32), DTYPE)  # faster than shuffles
+    bias_total = tl.dot(ones, upstream, bias_total, input_precision=PRECISION)
+    gradient = _multiply(upstream, maps[1], 1, True, PRECISION) * sines[1]
+    gradient -= _multiply(upstream, maps[2], 1, True, PRECISION) * sines[0]
+    gradient = _rounded(gradient * scale[:, None], DTYPE)  # t
+    w1_total = tl.dot(tl.trans(gradient), _rounded(x, DTYPE), w1_total, input_precision=PRECISION)
+    gradient = _multiply(gradient, maps[0], 2, True, PRECISION)  # y
+    if UNIT:
+        wide = x.to(tl.float32)
+        along = tl.sum(gradient * wide, 1) * inverse / D
+        gradient -= wide * along[:, None]
+    return gradient, (w1_total, sine_total, cosine_total, bias_total)
+
+
+@triton.jit
+def front_gradient_kernel(
+    grad_phi_q, grad_phi_k, grad_alpha, grad_value,
+    q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, grad_q, grad_k, grad_v, partial,
+    grad_phi_q_strides, grad_phi_k_strides, grad_alpha_strides, grad_value_strides,
+    q_strides, k_strides, v_strides, mask_strides, grad_q_strides, grad_k_strides, grad_v_strides,
+    H, W, N, chunks, factor, threshold,
+    D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr,
+    HARDWARE: tl.constexpr,
+):
+    """∂q, ∂k, ∂v of a chunk of one head, and its share of the parameters' gradients, a row of
+    ∂W₁ (D·D), ∂W₂ (M·2D), ∂b₂ (M), Σ ∂o_g v ((G−1)·D) and Σ ∂o_g (G−1).
+
+    With h_g = ∂α_g, averaged over merged groups, and t_g = α_g h_g of the stick before halting:
+    ∂o_g = (1−s_g) t_g − s_g Σ_{g'>g} t_g',  ∂v += Σ_g ∂o_g Pᵀe_g.
+    """
+    dtype: tl.constexpr = v.dtype.element_ty
+    groups: tl.constexpr = len(OFFSETS) + 1
+    program = tl.program_id(0).to(tl.int64)  # heads of one chunk run together, as they lie
+    b, n, chunk = program // (N * chunks), program % N, (program // N % chunks).to(tl.int32)
+    maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
+    vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
+    group = tl.arange(0, PADDED_G)
+
+    half = tl.zeros((PADDED_M, PADDED_D), tl.float32)
+    totals = (tl.zeros((PADDED_D, PADDED_D), tl.float32), half, half,
+              tl.zeros((16, PADDED_M), tl.float32))
+    vector_total = tl.zeros((PADDED_G, PADDED_D), tl.float32)
+    constant_total = tl.zeros((TOKENS, PADDED_G), tl.float32)  # summed once, at the end
+    for block in range(BLOCKS):
+        at, inside, present = _tokens(
+            chunk * BLOCKS + block, b, n, H, W, mask, mask_strides, MASKED, TOKENS)
+        for i in tl.static_range(2):  # queries, then keys
+            there = (inside, present)[i]
+            strides = (grad_phi_q_strides, grad_phi_k_strides)[i]
+            upstream = _load((grad_phi_q, grad_phi_k)[i], strides, at, there, M, PADDED_M)
+            x = _load((q, k)[i], (q_strides, k_strides)[i], at, there, D, PADDED_D)
+            gradient, totals = _feature_gradient(
+                x, upstream, totals, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)
+            strides = (grad_q_strides, grad_k_strides)[i]
+            _store((grad_q, grad_k)[i], strides, at, inside, gradient, D, PADDED_D)
+
+        gradient = _load(grad_value, grad_value_strides, at, present, D, PADDED_D).to(tl.float32)
+        if groups > 1:
+            value = _load(v, v_strides, at, present, D, PADDED_D)
+            sticks, others, weights, merged, count, _ = _break_stick(
+                value.to(tl.float32), vectors, constants, threshold, OFFSETS)
+            upstreams = ()
+            mean = tl.zeros_like(count)
+            for g in tl.static_range(groups):
+                pointers = _rows(grad_alpha, grad_alpha_strides, at) + g * grad_alpha_strides[4]
+                upstream = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+                upstreams = upstreams + (upstream,)
+                mean += tl.where(merged[g], upstreams[g], 0.0)
+            mean /= count
+            later = weights[groups - 1] * tl.where(merged[groups - 1], mean, upstreams[groups - 1])
+            columns = tl.zeros((TOKENS, PADDED_G), tl.float32)  # ∂o
+            for g in tl.static_range(groups - 2, -1, -1):
+                here = weights[g] * tl.where(merged[g], mean, upstreams[g])
+                logit = others[g] * here - sticks[g] * later
+                later += here
+                gradient += logit[:, None] * vectors[g][None, :]
+                columns = tl.where((group == g)[None, :], logit[:, None], columns)
+            constant_total += columns
+            parts, exact = _parts(tl.trans(columns), dtype, 2), _rounded(value, dtype)
+            for i in tl.static_range(len(parts) - 1, -1, -1):
+                vector_total = tl.dot(parts[i], exact, vector_total, input_precision=PRECISION)
+            gradient = tl.where(present[:, None], gradient, 0.0)
+        _store(grad_v, grad_v_strides, at, inside, gradient, D, PADDED_D)
+
+    start = partial + program * (D * D + 2 * D * M + M + (groups - 1) * (D + 1))
+    _store_matrix(start, D, totals[0], D, D)
+    _store_matrix(start + D * D, 2 * D, totals[1], M, D)
+    _store_matrix(start + D * D + D, 2 * D, totals[2], M, D)
+    start += D * D + 2 * D * M
+    _store_matrix(start, M, totals[3], 1, M)
+    start += M
+    _store_matrix(start, D, vector_total, groups - 1, D)
+    start += (groups - 1) * D
+    tl.store(start + group, tl.sum(constant_total, 0), mask=group < groups - 1)
+
+
+# Launchers
+
+
+class FrontParameters(NamedTuple):
+    """The parameters of a `Learned` map and of `SpatialWeights`, float32.
+
+    Without an embedding there are no spatial weights: the front of plain linear attention.
+    """
+
+    w1: Tensor  # W₁ (D, D)
+    w2: Tensor  # W₂ (M, 2D), for sines then cosines
+    b2: Tensor  # b₂ (M,)
+    proj_weight: Tensor | None = None  # P (D, D)
+    proj_bias: Tensor | None = None  # p (D,)
+    embedding: Tensor | None = None  # e (N, G−1, D)
+
+    @property
+    def sticks(self) -> int:
+        return 0 if self.embedding is None else self.embedding.shape[1]  # G−1
+
+
+class FrontOptions(NamedTuple):
+    """What is not learned."""
+
+    scaling: Scaling = "unit"  # as in `FeatureMap`
+    balanced: bool = True  # as in `stick_breaking`
+    halt_threshold: float = 0.001  # τ of `halt`, whose tail is "share"
+
+
+def front_forward(
+    q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, options: FrontOptions,
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    """Features of queries and keys, spatial weights, and the sums over each image.
+
+    Args:
+        q, k, v: Queries, keys and values (B, H, W, N, D), before the feature map. Of any strides:
+            they are read in place where the channels of a head lie next to each other.
+        parameters, options: Of the feature map and the weights.
+        mask: Bool (B, H, W), True for padded tokens: their k and v count as 0, whatever stands
+            there, and their φ(k) is 0. (v itself stays as it is: a NaN in it is the caller's.)
+
+    Returns:
+        φ(q) and φ(k), (B, H, W, N, M), in the type of q; α (B, H, W, N, G) in float32, or None;
+        S = Σ φ(k)[v, 1]ᵀ (B, N, M, D+1) in float32, of the φ(k) that is returned, as a transposed
+        view: its `.mT` is contiguous. Results repeat bit for bit.
+    """
+    q, k, v = (_dense_channels(x) for x in (q, k, v))
+    parameters = _checked(q, k, v, parameters, mask)
+    B, H, W, N, D = v.shape
+    M, groups = parameters.w2.shape[0], parameters.sticks + 1
+    chunks, arguments, launch = _choose(v, parameters, options, mask is not None, backward=False)
+    phi_q, phi_k = (v.new_empty(B, H, W, N, M) for _ in range(2))
+    alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if groups > 1 else None
+    partial = v.new_empty(B, chunks, N, D + 1, M, dtype=torch.float32)
+    if v.numel():
+        with torch.cuda.device_of(v):
+            front_kernel[(B * chunks * N,)](
+                q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
+                q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
+                *arguments, **launch)
+    state = partial[:, 0] if chunks == 1 else partial.sum(1)  # (B, N, D+1, M)
+    return phi_q, phi_k, alpha, state.mT
+
+
+def front_backward(
+    grad_phi_q: Tensor, grad_phi_k: Tensor, grad_alpha: Tensor | None, grad_v: Tensor,
+    q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, options: FrontOptions,
+    mask: Tensor | None = None, out: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor, FrontParameters]:
+    """Gradients of `front_forward`, which keeps nothing for it: all is computed anew.
+
+    The caller owns S: of a gradient ∂S (M, D+1) it adds ∂S[v, 1] to ∂φ(k), and ∂Sᵀφ(k) but for its
+    last entry to ∂v, as the gradient of the attention does anyway.
+
+    Args:
+        grad_phi_q, grad_phi_k: ∂φ(q) and ∂φ(k), (B, H, W, N, M).
+        grad_alpha: ∂α (B, H, W, N, G); None where there are no weights.
+        grad_v: ∂v (B, H, W, N, D) from all but α, which is added; it may be out[:, :, :, 2].
+        q, k, v, parameters, options, mask: As in `front_forward`.
+        out: (B, H, W, 3, N, D), channels next to each other, where ∂q, ∂k and ∂v are written, so
+            that the gradient of the qkv projection needs no concatenation. Made unless given.
+
+    Returns:
+        ∂q, ∂k, ∂v, which are out[:, :, :, 0], 1 and 2, zero for padded keys and values; and the
+        gradients of the parameters, float32. Results repeat bit for bit.
+    """
+    q, k, v = (_dense_channels(x) for x in (q, k, v))
+    grad_phi_q, grad_phi_k, grad_v = (_dense_channels(x) for x in (grad_phi_q, grad_phi_k, grad_v))
+    parameters = _checked(q, k, v, parameters, mask)
+    B, H, W, N, D = v.shape
+    M, sticks = parameters.w2.shape[0], parameters.sticks
+    chunks, arguments, launch = _choose(v, parameters, options, mask is not None, backward=True)
+    out = v.new_empty(B, H, W, 3, N, D) if out is None else out
+    grads = out.unbind(3)
+    widths = [D * D, 2 * D * M, M, sticks * D, sticks]
+    partial = v.new_empty(B * chunks, N, sum(widths), dtype=torch.float32)
+    if v.numel():
+        with torch.cuda.device_of(v):
+            front_gradient_kernel[(B * chunks * N,)](
+                grad_phi_q, grad_phi_k, grad_alpha, grad_v, q, k, v, mask, *parameters, *grads,
+                partial, grad_phi_q.stride(), grad_phi_k.stride(), _strides(grad_alpha),
+                grad_v.stride(), q.stride(), k.stride(), v.stride(), _strides(mask),
+                *(x.stride() for x in grads), *arguments, **launch)
+    grad_parameters = _parameter_gradients(partial.sum(0).split(widths, 1), parameters)
+    return grads[0], grads[1], grads[2], grad_parameters
+# fmt: on
+
+
+def _parameter_gradients(sums: tuple[Tensor, ...], parameters: FrontParameters) -> FrontParameters:
+    """From the sums that `front_gradient_kernel` forms for each head, (N, …)."""
+    w1, w2, b2 = (x.sum(0).view_as(like) for x, like in zip(sums, parameters[:3], strict=False))
+    weight, bias, embedding = parameters[3:]
+    if weight is None or bias is None or embedding is None:
+        return FrontParameters(w1, w2, b2)
+    vectors, constants = sums[3].view_as(embedding), sums[4]  # Σ ∂o_g v, (N, G−1, D); Σ ∂o_g
+    return FrontParameters(
+        w1, w2, b2,
+        torch.einsum("ngf,nge->fe", embedding, vectors),
+        torch.einsum("ngf,ng->f", embedding, constants),
+        vectors @ weight.mT + constants[..., None] * bias,
+    )  # fmt: skip
+
+
+def _checked(
+    q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, mask: Tensor | None
+) -> FrontParameters:
+    """The parameters as the kernels read them, once all shapes are seen to fit."""
+    D, M = v.shape[-1], parameters.w2.shape[0]
+    if max(D, M) > MAX_WIDTH:
+        raise ValueError(f"the fused front takes widths up to {MAX_WIDTH}; got {D=} and {M=}")
+    assert q.shape == k.shape == v.shape and q.dtype == k.dtype == v.dtype
+    assert parameters.w1.shape == (D, D) and parameters.w2.shape[1] == 2 * D
+    assert mask is None or (mask.shape == v.shape[:3] and mask.dtype == torch.bool)
+    tensors: Any = (None if x is None else x.float().contiguous() for x in parameters)
+    return FrontParameters(*tensors)
+
+
+def _strides(x: Tensor | None) -> tuple[int, ...]:
+    return (0,) if x is None else (*x.stride(), 0)  # a mask has no heads
+
+
+# Choices
+
+FLOAT32_PRECISION = "ieee"  # on plain units; or "tf32x3", near it, on tensor cores
+HARDWARE_SINES = False  # for half-precision inputs; to be measured
+MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
+PROGRAMS, MAX_BLOCKS = 512, 16  # programs to aim at, and blocks in one at the most
+
+
+def _choose(
+    v: Tensor, parameters: FrontParameters, options: FrontOptions, masked: bool, backward: bool
+) -> tuple[int, tuple[Any, ...], dict[str, int]]:
+    """Chunks of an image, the kernels' arguments from H on, and how to launch them; not timed."""
+    B, H, W, N, D = v.shape
+    M, groups = parameters.w2.shape[0], parameters.sticks + 1
+    half = v.dtype != torch.float32
+    if not half:  # products on plain units hold whole rows in registers
+        tokens, warps = 16, 8
+    elif max(D, M) <= 32:
+        tokens, warps = 64, 4
+    else:
+        tokens, warps = 16 if v.dtype == torch.float16 and backward else 32, 8
+    blocks = triton.cdiv(H * W, tokens)  # of one head of one image
+    share = min(B * N * blocks // PROGRAMS, MAX_BLOCKS, blocks)
+    share = 1 << max(share.bit_length() - 1, 0)  # a power of two: few kernels to compile
+    chunks = triton.cdiv(blocks, share)
+    powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
+    factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
+    offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
+    arguments = (
+        H, W, N, chunks, factor, options.halt_threshold,
+        D, M, _padded(D), _padded(M), max(triton.next_power_of_2(groups), 16 if backward else 1),
+        offsets, options.scaling.startswith("unit"), masked, tokens, share,
+        3 if v.dtype == torch.bfloat16 else 2,
+        "tf32" if half else FLOAT32_PRECISION, half and HARDWARE_SINES,
+    )  # fmt: skip
+    return chunks, arguments, {"num_warps": warps, "num_stages": 2}

@@ -1,0 +1,343 @@
+"""The fused front: features, weights and sums in one kernel, against the modules it stands for.
+
+As in `test_triton`, tests marked `interpreted` run in a worker process, on a CPU.
+"""
+
+import importlib.util
+from copy import deepcopy
+from dataclasses import dataclass, replace
+
+import pytest
+import torch
+from test_triton import HERE, AbsentGPU, CompileOnly, interpreted, repair_interpreter, worker
+from torch.nn import functional as F
+
+from inputs import relative_error
+from ripple_attention.feature_maps import Learned
+from ripple_attention.spatial_weights import SpatialWeights
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton installed"
+)
+
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+KERNELS = ("front_kernel", "front_gradient_kernel")
+NAMES = ("φ(q)", "φ(k)", "α", "S", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _own_worker():
+    worker.cache_clear()  # another module may have ended the one it had
+    if HERE:
+        repair_interpreter()
+    yield
+    if worker.cache_info().currsize:
+        worker().shutdown()
+        worker.cache_clear()
+
+
+@dataclass(frozen=True)
+class Case:
+    grid: tuple[int, int] = (7, 5)
+    head_dim: int = 16
+    num_features: int = 16
+    heads: int = 2
+    groups: int = 5
+    scaling: str = "unit"
+    balanced: bool = True
+    threshold: float = 0.3  # large: about half of the ripples halt early
+    masked: bool = False
+    batch: int = 2
+
+    @property
+    def options(self):
+        from ripple_attention.ops.front_triton import FrontOptions
+
+        return FrontOptions(self.scaling, self.balanced, self.threshold)
+
+
+CASES = [
+    Case((9, 20), 32, 32, 2, batch=1),
+    Case((9, 20), 24, 40, 1, 6, "unit-scaled", balanced=False, threshold=0.1, masked=True),
+    Case((7, 5), 16, 40, 2, 3, "scaled", threshold=0.7, masked=True),
+    Case((7, 5), 32, 16, 1, 4, "none", balanced=False, threshold=0.001),
+    Case((1, 7), 24, 16, 3, 2, threshold=1.0),
+    Case((1, 1), 16, 32, 2, 6, "unit-scaled", threshold=0.0),
+]
+
+
+class Inputs:
+    """A qkv projection, modules with parameters that matter, gradients from above, and a mask."""
+
+    def __init__(self, case, dtype):
+        torch.manual_seed(0)
+        B, N, D = case.batch, case.heads, case.head_dim
+        self.case, self.dtype = case, dtype
+        self.qkv = torch.randn(B, *case.grid, 3, N, D).to(dtype)
+        if case.grid != (1, 1):
+            self.qkv[:1, :1, :1] = 0  # a token of nothing
+        self.feature_map = Learned(D, case.num_features, scaling=case.scaling)
+        self.weights = SpatialWeights(
+            D, N, case.groups, balanced=case.balanced, halt_threshold=case.threshold
+        )
+        torch.nn.init.normal_(self.weights.embedding, std=0.5)
+        self.mask = torch.rand(B, *case.grid) < 0.3 if case.masked else None
+        widths = (case.num_features, case.num_features, case.groups, D)
+        self.upstream = [torch.randn(B, *case.grid, N, width) for width in widths]
+        self._spare_the_kink()
+        for i in (0, 1, 3):  # the weights and their gradient are float32
+            self.upstream[i] = self.upstream[i].to(dtype)
+
+    def _spare_the_kink(self):
+        """No gradient where rounding decides on which side of its kink a ReLU is."""
+        double = deepcopy(self.feature_map).double()
+        double.fc.register_forward_hook(lambda _, __, z: setattr(self, "z", z))
+        for i in (0, 1):
+            x = self.qkv[:, :, :, i].double()
+            double(x if self.mask is None or i == 0 else x.masked_fill(self._padded, 0))
+            self.upstream[i][self.z.abs() < 8 * torch.finfo(self.dtype).eps] = 0
+
+    @property
+    def _padded(self):
+        return self.mask[..., None, None]
+
+    @property
+    def parameters(self):
+        from ripple_attention.ops.front_triton import FrontParameters
+
+        return FrontParameters(*(x.detach() for x in _leaves(self.feature_map, self.weights)))
+
+    def by_modules(self, dtype):
+        """Results and gradients of the modules, in float64, or as autocast would have them."""
+        feature_map, weights = deepcopy(self.feature_map), deepcopy(self.weights)
+        qkv = self.qkv.clone()
+        if dtype == torch.float64:
+            feature_map, weights, qkv = feature_map.double(), weights.double(), qkv.double()
+        qkv.requires_grad_()
+        q, k, v = qkv.unbind(3)
+        with torch.autocast("cpu", dtype, enabled=dtype in (torch.float16, torch.bfloat16)):
+            if self.mask is not None:
+                k, v = k.masked_fill(self._padded, 0), v.masked_fill(self._padded, 0)
+            phi_q, phi_k = feature_map(q, k)
+            if self.mask is not None:
+                phi_k = phi_k.masked_fill(self._padded, 0)
+            results = [phi_q, phi_k, weights(v), v]
+        wide = torch.promote_types(dtype, torch.float32)
+        state = torch.einsum(
+            "bhwnm,bhwne->bnme", phi_k.to(wide), F.pad(v.to(wide), (0, 1), value=1)
+        )
+        upstream = [g.to(x.dtype) for g, x in zip(self.upstream, results, strict=True)]
+        grads = torch.autograd.grad(results, [qkv, *_leaves(feature_map, weights)], upstream)
+        return [*results[:3], state, *grads]
+
+    def by_kernels(self, qkv=None, parameters=None, **further):
+        from ripple_attention.ops import front_triton
+
+        q, k, v = (self.qkv if qkv is None else qkv).unbind(3)
+        settings = (self.parameters if parameters is None else parameters, self.case.options)
+        results = front_triton.front_forward(q, k, v, *settings, self.mask)
+        upstream = list(self.upstream)
+        if results[2] is None:
+            upstream[2] = None
+        *grads, of_parameters = front_triton.front_backward(
+            *upstream, q, k, v, *settings, self.mask, **further
+        )
+        return [*results, torch.stack(grads, 3), *of_parameters]
+
+
+def _leaves(feature_map, weights):
+    fc, proj = feature_map.fc, weights.proj
+    return feature_map.w1, fc.weight, fc.bias, proj.weight, proj.bias, weights.embedding
+
+
+def assert_equal(got, expected):
+    for name, ours, reference in zip(NAMES, got, expected, strict=True):
+        assert torch.equal(ours, reference), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.grid}")
+@interpreted
+def test_errors_are_within_twice_pytorchs(case, dtype):
+    inputs = Inputs(case, dtype)
+    exact, theirs = inputs.by_modules(torch.float64), inputs.by_modules(dtype)
+    ours = inputs.by_kernels()
+    assert ours[0].dtype == ours[1].dtype == ours[4].dtype == dtype
+    assert all(x.dtype == torch.float32 for x in (*ours[2:4], *ours[5:]))
+    for name, x, y, reference in zip(NAMES, ours, theirs, exact, strict=True):
+        assert x.shape == reference.shape, name
+        allowed = 2 * relative_error(y, reference) + torch.finfo(torch.float32).eps
+        assert relative_error(x, reference) <= allowed, name
+
+
+def test_in_the_first_cases_some_ripples_halt_and_some_do_not():
+    for case in CASES[:3]:
+        alpha = Inputs(case, torch.float32).by_modules(torch.float64)[2]
+        halted = (alpha[..., -2] == alpha[..., -1]).double().mean()
+        assert 0.1 < halted < 0.95, case
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@interpreted
+def test_sums_are_of_the_features_that_are_written(dtype):
+    inputs = Inputs(replace(CASES[1], grid=(7, 5)), dtype)
+    _, phi_k, _, state, *_ = inputs.by_kernels()
+    v = inputs.qkv[:, :, :, 2].double().masked_fill(inputs._padded, 0)
+    expected = torch.einsum("bhwnm,bhwne->bnme", phi_k.double(), F.pad(v, (0, 1), value=1))
+    assert relative_error(state, expected) < 3e-7
+    assert state.mT.is_contiguous()
+
+
+@interpreted
+def test_linear_attention_has_no_weights():
+    from ripple_attention.ops.front_triton import FrontParameters
+
+    inputs = Inputs(replace(CASES[1], grid=(5, 4)), torch.float32)
+    expected = inputs.by_kernels()
+    got = inputs.by_kernels(parameters=FrontParameters(*inputs.parameters[:3]))
+    assert [i for i, x in enumerate(got) if x is None] == [2, 8, 9, 10]
+    for i in (0, 1, 3, 5, 6, 7):
+        assert torch.equal(got[i], expected[i]), NAMES[i]
+    assert torch.equal(got[4][:, :, :, :2], expected[4][:, :, :, :2])
+    padded = inputs.upstream[3].masked_fill(inputs._padded, 0)
+    assert torch.equal(got[4][:, :, :, 2], padded)
+
+
+@interpreted
+def test_strides_do_not_matter():
+    inputs = Inputs(Case(masked=True), torch.float16)
+    expected = inputs.by_kernels()
+    B, H, W, _, N, D = inputs.qkv.shape
+    across = inputs.qkv.transpose(1, 2).contiguous().transpose(1, 2)  # columns before rows
+    heads_first = inputs.qkv.transpose(1, 4).contiguous().transpose(1, 4)
+    in_more = torch.full((B, H + 1, W + 2, 3, N, 2 * D), torch.nan, dtype=torch.float16)
+    in_more[:, :H, 1:-1, ..., :D] = inputs.qkv
+    sparse = torch.full((*inputs.qkv.shape, 2), torch.nan, dtype=torch.float16)
+    sparse[..., 1] = inputs.qkv
+    for qkv in (across, heads_first, in_more[:, :H, 1:-1, ..., :D], sparse[..., 1]):
+        assert_equal(inputs.by_kernels(qkv), expected)
+    mask, upstream = inputs.mask, inputs.upstream
+    inputs.mask = mask.mT.contiguous().mT
+    inputs.upstream = [x.transpose(1, 3).contiguous().transpose(1, 3) for x in upstream]
+    assert_equal(inputs.by_kernels(), expected)
+    inputs.upstream = [x.mT.contiguous().mT for x in upstream]
+    assert_equal(inputs.by_kernels(), expected)
+
+
+@interpreted
+def test_every_result_is_written_and_nothing_else():
+    inputs = Inputs(Case((3, 7), 24, 40, masked=True), torch.float32)
+    expected = inputs.by_kernels()
+    torch.use_deterministic_algorithms(True)  # fills what is allocated with NaN
+    try:
+        assert_equal(inputs.by_kernels(), expected)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    room = torch.full((*inputs.qkv.shape[:3], 5, *inputs.qkv.shape[4:]), 7.0)
+    out = room[:, :, :, 1:4]
+    assert_equal(inputs.by_kernels(out=out), expected)
+    assert torch.equal(out, expected[4])
+    assert (room[:, :, :, [0, 4]] == 7).all()
+    out[:, :, :, 2] = inputs.upstream[3]
+    inputs.upstream[3] = out[:, :, :, 2]  # the gradient of v where its sum is to be
+    assert_equal(inputs.by_kernels(out=out), expected)
+
+
+@interpreted
+def test_results_repeat_however_the_tokens_are_cut():
+    from ripple_attention.ops import front_triton
+
+    inputs = Inputs(Case((9, 20), batch=1), torch.float16)
+    expected = inputs.by_kernels()
+    assert_equal(inputs.by_kernels(), expected)
+    programs = front_triton.PROGRAMS
+    front_triton.PROGRAMS = 1
+    try:
+        got = inputs.by_kernels()
+    finally:
+        front_triton.PROGRAMS = programs
+    for i, (name, x, y) in enumerate(zip(NAMES, got, expected, strict=True)):
+        if i in (0, 1, 2, 4):  # of each token by itself
+            assert torch.equal(x, y), name
+        assert relative_error(x, y) < 1e-6, name
+
+
+@interpreted
+def test_padding_stays_where_it_is():
+    inputs = Inputs(Case(masked=True), torch.float32)
+    expected = inputs.by_kernels()
+    assert (expected[1][inputs.mask] == 0).all()
+    assert (expected[4][inputs.mask][:, 1:] == 0).all()
+    poisoned = inputs.qkv.clone()
+    poisoned[:, :, :, 1:][inputs.mask] = torch.nan
+    inputs.upstream[1][inputs.mask] = torch.nan
+    inputs.upstream[3][inputs.mask] = torch.nan
+    assert_equal(inputs.by_kernels(poisoned), expected)
+
+
+@pytest.mark.parametrize(("batch", "grid"), [(0, (3, 4)), (2, (0, 4))])
+@interpreted
+def test_nothing_gives_nothing(batch, grid):
+    inputs = Inputs(Case(grid), torch.float32)
+    inputs.qkv = inputs.qkv[:batch]
+    inputs.upstream = [x[:batch] for x in inputs.upstream]
+    results = inputs.by_kernels()
+    assert results[3].shape == (batch, 2, 16, 17)
+    assert all((x == 0).all() for x in (results[3], *results[5:]))
+    assert results[4].shape == inputs.qkv.shape
+
+
+@interpreted
+def test_sines_are_right_at_any_angle():
+    from ripple_attention.ops.front_triton import FrontOptions, FrontParameters, front_forward
+
+    torch.manual_seed(0)
+    angles = torch.cat([torch.randn(1000) * scale for scale in (1.0, 30.0, 1e4)])
+    x = angles[: 3000 // 16 * 16].view(1, 1, -1, 1, 16)
+    eye, zero = torch.eye(16), torch.zeros(16, 16)
+    w2 = torch.cat([torch.cat([eye, zero], 1), torch.cat([zero, eye], 1)])  # sines, then cosines
+    bias = torch.full((32,), 2.0)
+    parameters = FrontParameters(eye, w2, bias)
+    phi, *_ = front_forward(x, x, x, parameters, FrontOptions("none"))
+    wide = x.double()
+    expected = torch.cat([wide.sin(), wide.cos()], -1)
+    assert (phi.double() - 2 - expected).abs().max() < 5e-7  # of which 2.4e-7 by adding 2
+
+
+@interpreted
+def test_wide_heads_are_refused():
+    with pytest.raises(ValueError, match="widths up to 64; got D=16 and M=65"):
+        Inputs(Case(num_features=65), torch.float32).by_kernels()
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize(
+    ("capability", "dtype", "width", "hardware"),
+    [
+        *((capability, dtype, 32, False) for capability in (80, 90) for dtype in DTYPES),
+        (80, torch.float16, 64, False),
+        (90, torch.bfloat16, 16, True),
+    ],
+    ids=str,
+)
+def test_both_kernels_compile(monkeypatch, capability, dtype, width, hardware):
+    from triton.runtime.driver import driver
+
+    from ripple_attention.ops import front_triton
+
+    compiled = []
+    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+    monkeypatch.setattr(front_triton, "HARDWARE_SINES", hardware)
+    for name in KERNELS:
+        kernel = CompileOnly(getattr(front_triton, name), compiled)
+        monkeypatch.setattr(front_triton, name, kernel)
+    case = Case((32, 32), width, width, masked=hardware)
+    inputs = Inputs(case, dtype)
+    inputs.by_kernels()
+    assert [name for name, _ in compiled] == list(KERNELS)
+    for name, binary in compiled:
+        assert len(binary.asm["cubin"]) > 0
+        limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
+        assert binary.metadata.shared <= limit * 1024, name
+        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32)
+        assert ("sin.approx" in binary.asm["ptx"]) == hardware

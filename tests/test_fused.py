@@ -1,0 +1,187 @@
+"""The fused operators: all of a layer between its projections, against the layer in PyTorch.
+
+As in `test_triton`, tests marked `interpreted` run in a worker process, on a CPU.
+"""
+
+import importlib.util
+
+import pytest
+import torch
+from test_front import _own_worker  # noqa: F401  (a fixture)
+from test_triton import HERE, AbsentGPU, CompileOnly, interpreted
+
+from inputs import relative_error
+from ripple_attention import LinearAttention, RippleAttention, record_spatial_weights
+from ripple_attention.ops.fused import fused_linear_attention, fused_ripple_attention
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton installed"
+)
+
+
+def make_layer(kind, **options):
+    torch.manual_seed(0)
+    layer = kind(32, num_heads=2, **options)
+    if kind is RippleAttention:  # far from uniform, some halted
+        torch.nn.init.normal_(layer.spatial_weights.embedding, std=0.7)
+    return layer
+
+
+def make_mask(grid):
+    mask = torch.zeros(2, *grid, dtype=torch.bool)
+    mask[1, :, grid[1] // 2 :] = True
+    return mask
+
+
+def fused(layer, x, mask):
+    """What the layer computes where fused kernels can run."""
+    qkv = layer.qkv(x).unflatten(-1, (3, layer.num_heads, layer.head_dim))
+    if mask is not None:
+        padded = mask[..., None, None, None] & torch.tensor([False, True, True])[:, None, None]
+        qkv = qkv.masked_fill(padded, 0)
+    features = layer.feature_map
+    parameters = features.parameters_in_order()
+    if isinstance(layer, RippleAttention):
+        weights = layer.spatial_weights
+        parameters += weights.parameters_in_order()
+        options = (layer.partition.radii, features.scaling, weights.balanced)
+        out = fused_ripple_attention(
+            qkv, mask, parameters, *options, weights.halt_threshold, layer.eps
+        )
+    else:
+        out = fused_linear_attention(qkv, mask, parameters, features.scaling, layer.eps)
+    return layer.proj(out.flatten(3))
+
+
+def results(run, layer, x):
+    """The output, and the gradients of x and of every parameter."""
+    x = x.detach().requires_grad_()
+    out = run(x)
+    upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return out.detach(), *torch.autograd.grad(out, (x, *layer.parameters()), upstream)
+
+
+CASES = [
+    (RippleAttention, (5, 6), False, {"max_distance": 2}),
+    (RippleAttention, (5, 6), True, {"max_distance": 3, "halt_threshold": 0.2}),
+    (RippleAttention, (20, 22), False, {"max_distance": 2, "eps": 0.0}),
+    (RippleAttention, (4, 9), False, {"partition": "logarithmic", "max_distance": 3}),
+    (LinearAttention, (5, 7), False, {}),
+    (LinearAttention, (9, 8), True, {"eps": 0.0, "feature_map_options": {"scaling": "scaled"}}),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("case", range(len(CASES)))
+@interpreted
+def test_fused_kernels_are_as_precise_as_the_layer(case, dtype):
+    kind, grid, masked, options = CASES[case]
+    layer, mask = make_layer(kind, **options), make_mask(grid) if masked else None
+    x = torch.randn(2 if masked else 1, *grid, 32)
+    exact = layer.double()
+    exact.implementation = "naive"
+    reference = results(lambda x: exact(x, key_padding_mask=mask), exact, x.double())
+    layer = layer.to(torch.float32)
+    layer.implementation = "tiled"
+    if dtype == torch.float16:  # parameters stay float32, as under autocast
+        x = x.half().float()
+
+    def plain(x):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return layer(x, key_padding_mask=mask)
+
+    def ours(x):
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            return fused(layer, x, mask)
+
+    expected, got = results(plain, layer, x), results(ours, layer, x)
+    rounding = torch.finfo(dtype).eps
+    for a, b, true in zip(got, expected, reference, strict=True):
+        assert a.dtype == b.dtype
+        assert relative_error(a, true) <= 2 * relative_error(b, true) + rounding
+
+
+@interpreted
+def test_a_layer_uses_them_where_they_run_and_compiles():
+    layer, x = make_layer(RippleAttention, implementation="tiled_triton"), torch.randn(1, 4, 5, 32)
+    assert layer._attend_fused(x, None) is not None
+    out = results(layer, layer, x)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for a, b in zip(results(compiled, layer, x), out, strict=True):
+        assert relative_error(a, b) < 1e-5
+    layer.fuse = False
+    assert layer._attend_fused(x, None) is None
+    for a, b in zip(results(layer, layer, x), out, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+@interpreted
+def test_a_layer_does_without_them_where_they_do_not_fit():
+    x = torch.randn(1, 4, 5, 32)
+
+    def fuses(**options):
+        layer = make_layer(RippleAttention, **{"implementation": "tiled_triton"} | options)
+        return layer._attend_fused(x, None) is not None
+
+    assert fuses()
+    assert not fuses(implementation="tiled")
+    assert not fuses(implementation="auto")  # on a CPU
+    assert not fuses(weights="truncated")
+    assert not fuses(feature_map="t2r")
+    assert not fuses(feature_map="learned-random-w1")
+    assert not fuses(tail="printed")
+    layer = make_layer(RippleAttention, implementation="tiled_triton")
+    with record_spatial_weights(layer) as seen:
+        layer(x)
+    assert seen["spatial_weights"].shape == (1, 4, 5, 2, 5)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@interpreted
+def test_opcheck(masked):
+    grid = (3, 4)
+    mask = make_mask(grid) if masked else None
+    for kind in (RippleAttention, LinearAttention):
+        layer = make_layer(kind)
+        qkv = torch.randn(2, *grid, 3, 2, 16, requires_grad=True)
+        features = layer.feature_map
+        parameters = features.parameters_in_order()
+        options = ("unit", 0.5)
+        if kind is RippleAttention:
+            parameters += layer.spatial_weights.parameters_in_order()
+            options = (list(layer.partition.radii), "unit", True, 0.001, 0.5)
+        name = "fused_ripple" if kind is RippleAttention else "fused_linear"
+        operator = getattr(torch.ops.ripple_attention, name)
+        torch.library.opcheck(operator, (qkv, mask, *parameters, *options))
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_every_kernel_of_linear_attention_compiles(dtype, capability, monkeypatch):
+    from triton.runtime.driver import driver
+
+    from ripple_attention.ops import linear_triton, tiled_triton
+
+    compiled = []
+    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+    monkeypatch.setattr(
+        tiled_triton, "state_kernel", CompileOnly(tiled_triton.state_kernel, compiled)
+    )
+    names = ("linear_kernel", "linear_query_gradient_kernel", "linear_key_gradient_kernel")
+    for name in names:
+        kernel = CompileOnly(getattr(linear_triton, name), compiled)
+        monkeypatch.setattr(linear_triton, name, kernel)
+    q, k, v = torch.zeros(1, 20, 20, 3, 2, 32, dtype=dtype).unbind(3)
+    state = torch.zeros(1, 2, 33, 32)
+    out, denominator = linear_triton.linear_triton_forward(q, state, 0.0)
+    linear_triton.linear_triton_backward(out, q, k, v, out, denominator, state)
+    assert {name for name, _ in compiled} == {*names, "state_kernel"}
+    assert all(len(binary.asm["cubin"]) > 0 for _, binary in compiled)
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter takes CPU tensors")
+def test_on_a_cpu_layers_are_as_they_were():
+    x = torch.randn(1, 4, 5, 32)
+    for kind in (RippleAttention, LinearAttention):
+        assert make_layer(kind)._attend_fused(x, None) is None
