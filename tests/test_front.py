@@ -1,7 +1,4 @@
-"""The fused front: features, weights and sums in one kernel, against the modules it stands for.
-
-As in `test_triton`, tests marked `interpreted` run in a worker process, on a CPU.
-"""
+"""The fused front: features, weights and sums in one kernel, against the modules it stands for."""
 
 import importlib.util
 from copy import deepcopy
@@ -9,10 +6,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from test_triton import HERE, AbsentGPU, CompileOnly, interpreted, repair_interpreter, worker
 from torch.nn import functional as F
 
 from inputs import relative_error
+from kernels import HERE, AbsentGPU, CompileOnly, interpreted
 from ripple_attention.feature_maps import Learned
 from ripple_attention.spatial_weights import SpatialWeights
 
@@ -23,17 +20,6 @@ pytestmark = pytest.mark.skipif(
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KERNELS = ("front_kernel", "front_gradient_kernel")
 NAMES = ("φ(q)", "φ(k)", "α", "S", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _own_worker():
-    worker.cache_clear()  # another module may have ended the one it had
-    if HERE:
-        repair_interpreter()
-    yield
-    if worker.cache_info().currsize:
-        worker().shutdown()
-        worker.cache_clear()
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,12 @@
-"""The fused operators: all of a layer between its projections, against the layer in PyTorch.
-
-As in `test_triton`, tests marked `interpreted` run in a worker process, on a CPU.
-"""
+"""The fused operators: all of a layer between its projections, against the layer in PyTorch."""
 
 import importlib.util
 
 import pytest
 import torch
-from test_front import _own_worker  # noqa: F401  (a fixture)
-from test_triton import HERE, AbsentGPU, CompileOnly, interpreted
 
 from inputs import relative_error
+from kernels import HERE, AbsentGPU, CompileOnly, interpreted
 from ripple_attention import LinearAttention, RippleAttention, record_spatial_weights
 from ripple_attention.ops.fused import fused_linear_attention, fused_ripple_attention
 

@@ -1,21 +1,13 @@
-"""The Triton kernels: run by Triton's interpreter on a CPU, and compiled for GPUs not present.
-
-The interpreter has to be asked for before triton is imported, and would then serve everything in
-the process. So tests marked `interpreted` run in a worker process of their own, one for all of
-them; with `TRITON_INTERPRET=1 pytest tests/test_triton.py` they run in place, for a debugger.
-"""
+"""The Triton kernels: run by Triton's interpreter on a CPU, and compiled for GPUs not present."""
 
 import importlib
 import importlib.util
-import os
-from concurrent.futures import ProcessPoolExecutor
-from functools import cache, wraps
-from multiprocessing import get_context
 
 import pytest
 import torch
 
 from inputs import gradients, make_inputs, make_mask, relative_error
+from kernels import HERE, AbsentGPU, CompileOnly, interpreted
 from ripple_attention import (
     Partition,
     RippleAttention,
@@ -32,7 +24,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 NEAR = chebyshev(4)
-HERE = os.environ.get("TRITON_INTERPRET") == "1"
 KERNELS = {
     "tiled_triton": (
         "state_kernel",
@@ -48,79 +39,6 @@ KERNELS = {
         "_add_key_gradients",
     ),
 }
-
-
-@cache
-def worker():
-    os.environ["TRITON_INTERPRET"] = "1"
-    try:
-        pool = ProcessPoolExecutor(1, get_context("spawn"))
-        pool.submit(repair_interpreter).result()
-    finally:
-        del os.environ["TRITON_INTERPRET"]
-    return pool
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _end_worker():
-    if HERE:
-        repair_interpreter()
-    yield
-    if worker.cache_info().currsize:
-        worker().shutdown()
-
-
-def interpreted(test):
-    """Runs a test in the worker, where the kernels are interpreted."""
-
-    @wraps(test)
-    def in_worker(**arguments):
-        if os.environ.get("TRITON_INTERPRET") == "1":
-            test(**arguments)
-        else:
-            worker().submit(in_worker, **arguments).result()
-
-    return in_worker
-
-
-def repair_interpreter():
-    """Makes bfloat16 right (the interpreter multiplies its bits as integers), and calls faster."""
-    import numpy as np
-    from triton import language as tl
-    from triton.runtime import interpreter
-
-    torch.set_num_threads(1)
-    builder = interpreter.InterpreterBuilder
-    handle = interpreter.TensorHandle
-    plain_cast, plain_dot = builder.cast_impl, builder.create_dot
-
-    def widen(x):
-        if x.dtype.scalar != tl.bfloat16:
-            return x
-        return handle((x.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
-
-    def cast(self, x, to):
-        if x.dtype.scalar == tl.float32 and to.scalar == tl.bfloat16:
-            rounded = torch.from_numpy(np.ascontiguousarray(x.data)).bfloat16()
-            return handle(rounded.view(torch.uint16).numpy(), tl.bfloat16)
-        return widen(x) if to.scalar == tl.float32 else plain_cast(self, x, to)
-
-    def cast_where_needed(self, x, to):
-        bfloat = tl.bfloat16 in (x.dtype.scalar, to.scalar)
-        return cast(self, x, to) if bfloat else plain_cast(self, x, to)
-
-    builder.cast_impl = cast_where_needed
-    builder.create_dot = lambda self, a, b, *rest: plain_dot(self, widen(a), widen(b), *rest)
-    # Our functions are called from kernels, for which the language has been patched.
-    function = interpreter.InterpretedFunction
-    plain_call = function.__call__
-
-    def call(self, *arguments, **options):
-        if self.fn.__module__.startswith("ripple_attention"):
-            return self.rewrite()(*arguments, **options)
-        return plain_call(self, *arguments, **options)
-
-    function.__call__ = call
 
 
 def run(implementation, partition, mask=None, eps=0.0):
@@ -151,13 +69,6 @@ def use_tiles(largest_whole=0):
     from ripple_attention.ops import tiled_triton
 
     tiled_triton.WHOLE_TOKENS = largest_whole
-
-
-@pytest.fixture(autouse=True)
-def _whole_again():
-    yield
-    if HERE:
-        use_tiles(384)
 
 
 WHOLE = [  # grid, partition, M, E, mask, eps
@@ -433,38 +344,6 @@ def test_an_exported_layer_holds_plain_operations():
     assert "triton" not in str(program.graph)
     layer.implementation = "tiled"
     assert relative_error(program.module()(x), layer(x)) < 1e-6
-
-
-class AbsentGPU:
-    """As much of Triton's driver as its compiler asks for."""
-
-    def __init__(self, capability):
-        self.capability = capability
-
-    def get_current_target(self):
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", self.capability, 32)
-
-    def get_current_device(self):
-        return self.capability  # a key of Triton's cache
-
-    def get_current_stream(self, _):
-        return 0
-
-
-class CompileOnly:
-    """A kernel whose launches compile it."""
-
-    def __init__(self, kernel, compiled):
-        self.kernel, self.compiled = kernel, compiled
-
-    def __getitem__(self, grid):
-        def launch(*arguments, **options):
-            binary = self.kernel.warmup(*arguments, grid=grid, **options)
-            self.compiled.append((self.kernel.__name__, binary))
-
-        return launch
 
 
 @pytest.fixture
