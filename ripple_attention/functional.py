@@ -18,7 +18,7 @@ from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
 from ripple_attention.ops.table import box_sums, table_backward, table_export, table_forward
 from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
-from ripple_attention.ops.triton_support import late, triton_refusal
+from ripple_attention.ops.triton_support import auto_takes_kernels, late, triton_refusal
 from ripple_attention.partition import Partition
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
@@ -164,21 +164,15 @@ def choose_implementation(
     >>> choose_implementation((256, 256), 32, 32, logarithmic(128))
     'table'
     """
-    device = torch.device(device)
-    width = max(num_features, value_dim)
-
-    def can_run(name: str) -> bool:
-        cuda = device.type == "cuda"
-        return cuda and not triton_refusal(name, device, dtype, width, partition.radii)
-
-    if can_run("tiled_triton"):
+    kernels = torch.device(device), dtype, max(num_features, value_dim), partition.radii
+    if auto_takes_kernels("tiled_triton", *kernels):
         return "tiled_triton"
     keys = halo_size(*grid_size, partition.reach)
     tiled = keys * (num_features + value_dim) + num_features * value_dim
     table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY
     if tiled <= table:
         return "tiled"
-    return "table_triton" if can_run("table_triton") else "table"
+    return "table_triton" if auto_takes_kernels("table_triton", *kernels) else "table"
 
 
 def linear_attention(

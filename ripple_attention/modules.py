@@ -24,7 +24,7 @@ from ripple_attention.ops.fused import (
     fused_linear_attention,
     fused_ripple_attention,
 )
-from ripple_attention.ops.triton_support import triton_refusal
+from ripple_attention.ops.triton_support import auto_takes_kernels, triton_refusal
 from ripple_attention.partition import Partition, chebyshev, logarithmic
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
@@ -225,7 +225,6 @@ class LinearAttention(GridAttention):
             or type(features) is not Learned
             or features._forward_hooks
             or implementation not in ("auto", "tiled_triton")
-            or (implementation == "auto" and x.device.type != "cuda")
             or torch.compiler.is_exporting()
             or max(self.head_dim, features.num_features) > MAX_WIDTH
             or x.numel() == 0
@@ -233,7 +232,10 @@ class LinearAttention(GridAttention):
         ):
             return None
         dtype = autocast_dtype(x) or x.dtype
-        if triton_refusal("tiled_triton", x.device, dtype, self.head_dim, radii):
+        kernels = "tiled_triton", x.device, dtype, self.head_dim, radii
+        if triton_refusal(*kernels) or (
+            implementation == "auto" and not auto_takes_kernels(*kernels)
+        ):
             return None
         qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
         if key_padding_mask is not None:

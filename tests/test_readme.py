@@ -11,7 +11,13 @@ from ripple_attention.recipes import find_recipe
 from ripple_attention.train import commands
 
 ROOT = Path(__file__).parent.parent
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/algorithm.md", "docs/training.md"]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    "docs/algorithm.md",
+    "docs/training.md",
+    "docs/performance.md",
+]
 
 
 def test_the_readmes_python_runs():
