@@ -48,7 +48,8 @@ def test_every_recipe_says_what_it_shows_and_how_it_is_run():
         module = "digits" if name == "digits" else f"{folder}.{path.replace('-', '_')}"
         text = importlib.import_module(f"ripple_attention.recipes.{module}").__doc__
         assert f"    ripple train {name}" in text
-        assert listed.claim in text
+        assert re.match(r"Table \d, |Stability of training, |Digits: ", listed.claim)
+        assert ("Not yet run." in text) != ("top-1" in text)
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe():
@@ -83,6 +84,10 @@ def test_a_recipe_survives_json():
         ({"batch_size": 3}, "must be a multiple of 2; got batch_size=3 for 1 devices"),
         ({"model": {"weights": "heavy"}}, "ModelSpec.weights in the text: 'heavy' will not do"),
         ({"optimizer": 3}, "OptimizerSpec in the text must be an object; got 3"),
+        ({"epochs": 5}, "the warm-up must end before the run does"),
+        ({"ema_decay": 2.0}, "ema_decay must lie between 0 and 1; got ema_decay=2.0"),
+        ({"optimizer": {"clip": -1.0}}, "lr and clip must be above 0; got lr=0.0005, clip=-1.0"),
+        ({"model": {"depth": 0}}, "depth must be at least 1; got depth=0"),
         ({"hardware": {"precision": "fp8"}}, "Hardware.precision in the text: 'fp8' will not do"),
     ],
 )
@@ -128,6 +133,19 @@ def test_an_override_of_the_wrong_type_is_refused(words, message, capsys):
 def test_an_unknown_recipe_suggests_the_nearest():
     with pytest.raises(ValueError, match="did you mean cifar100-ripple-tiny"):
         find_recipe("cifar100-riple-tiny")
+
+
+@pytest.mark.parametrize(
+    "spec", [ModelSpec("ripple_tiny4_patch2_32", patch_size=5), ModelSpec("resnet18")]
+)
+def test_a_model_that_cannot_be_made_is_named(spec):
+    with pytest.raises(ValueError, match=f"{spec.name} cannot be made with"):
+        create_model(spec, 10)
+
+
+def test_options_that_a_model_does_not_use_are_refused():
+    with pytest.raises(ValueError, match="has no ripples: leave out model.max_distance"):
+        create_model(ModelSpec("deit6_tiny_patch2_32", max_distance=3), 10)
 
 
 def test_an_unknown_model_is_named():

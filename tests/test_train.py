@@ -28,6 +28,7 @@ from ripple_attention.train.checkpoint import (
     steps_kept,
 )
 from ripple_attention.train.classifier import Classifier, learning_rate
+from ripple_attention.train.evaluate import evaluate
 from ripple_attention.train.recipe import (
     DataSpec,
     Hardware,
@@ -119,7 +120,7 @@ def test_the_schedule_is_linear_then_a_cosine(whole):
 def test_the_mean_of_the_weights_follows_them(tmp_path):
     def mean_after(decay):
         folder = tmp_path / str(decay)
-        run(folder, replace(SMALL, epochs=1, ema_decay=decay))
+        run(folder, replace(SMALL, epochs=2, ema_decay=decay))
         return load_file(folder / "ema.safetensors"), load_file(folder / "model.safetensors")
 
     mean, last = mean_after(0.0)
@@ -160,7 +161,7 @@ def test_a_run_that_never_began_may_be_started_again(tmp_path):
     for _ in range(2):
         with pytest.raises(DataError, match="were looked for in .*none.* and are not there"):
             run(tmp_path / "run", missing)
-    run(tmp_path / "run", replace(SMALL, epochs=1))
+    run(tmp_path / "run", replace(SMALL, epochs=2))
 
 
 def test_a_run_that_has_ended_is_not_run_again(whole):
@@ -328,6 +329,19 @@ def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path):
     assert_same_weights(folder, whole[0])
 
 
+def test_a_last_checkpoint_that_was_damaged_is_made_again(whole, tmp_path):
+    folder = tmp_path / "run"
+    recipe = replace(SMALL, checkpoint_minutes=0.0)
+    run(folder, recipe)
+    for name in ("result.json", "model.safetensors"):
+        (folder / name).unlink()
+    path = folder_of_step(folder / "checkpoints", 18) / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.warns(UserWarning, match="Going back to .*step-00000017"):
+        run(folder, recipe, resume=True)
+    assert_same_weights(folder, whole[0])
+
+
 def test_checkpoints_that_are_all_damaged_are_named(tmp_path):
     folder = tmp_path / "run"
     stop_at(folder, SMALL, 3)
@@ -351,6 +365,35 @@ def test_trainer_state_is_not_executed(tmp_path):
     with pytest.raises(CheckpointError, match="is not the trainer's state"):
         run(folder, resume=True)
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("ema", [False, True])
+def test_evaluation_finds_what_training_ended_with(whole, ema):
+    folder, result = whole
+    found = evaluate(find_weights(folder, ema), SMALL)
+    assert found.top1 == pytest.approx(result["ema_top1" if ema else "top1"])
+    assert found.images == 26
+
+
+def test_evaluation_on_other_classes_is_refused(whole):
+    other = replace(SMALL, data=DataSpec("digits", num_classes=10))
+    with pytest.raises(DataError, match="trained on other classes .*class 0.* than .*0, 1, 2"):
+        evaluate(find_weights(whole[0]), other)
+
+
+def test_hardware_that_is_not_there_is_named(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    hardware = replace(SMALL.hardware, accelerator="cuda")
+    with pytest.raises(ValueError, match="hardware.accelerator='cuda' .* cannot be had here"):
+        run(tmp_path / "run", replace(SMALL, hardware=hardware))
+
+
+def test_rates_after_a_cut_are_rates(tmp_path):
+    stop_at(tmp_path / "run", SMALL, 3)
+    run(tmp_path / "run", resume=True)
+    rows = [row for row in read_metrics(tmp_path / "run/metrics.jsonl") if row["kind"] == "train"]
+    assert min(row["images_per_second"] for row in rows) > 1
 
 
 def test_foreign_weights_are_refused(whole, tmp_path):
@@ -394,7 +437,8 @@ def test_a_terminal_shows_rate_and_time_left(tmp_path):
     assert "left:" in shown
 
 
-def test_a_damaged_image_of_a_folder_does_not_stop_a_run(tmp_path):
+@pytest.mark.filterwarnings("default:.*cannot be decoded")
+def test_folders_resume_exactly_and_a_damaged_image_stops_nothing(tmp_path):
     made_up = made_up_images(24, 32, 2, seed=0)
     for split in ("train", "val"):
         for index in range(12):
@@ -404,14 +448,17 @@ def test_a_damaged_image_of_a_folder_does_not_stop_a_run(tmp_path):
             image.save(path)
         path.write_bytes(path.read_bytes()[:100])
     data = DataSpec("imagenet", root=str(tmp_path), num_classes=2, in_memory=False)
-    recipe = replace(SMALL, data=data, epochs=1, hardware=replace(SMALL.hardware, workers=1))
+    recipe = replace(SMALL, data=data, epochs=2, hardware=replace(SMALL.hardware, workers=1))
     result = run(tmp_path / "run", recipe)
-    assert result["steps"] == 3
+    assert result["steps"] == 6
     assert result["damaged_images"] == 2
+    stop_at(tmp_path / "cut", recipe, 4)
+    run(tmp_path / "cut", replace(recipe, hardware=replace(SMALL.hardware, workers=0)), resume=True)
+    assert_same_weights(tmp_path / "cut", tmp_path / "run")
     recipe, classes = read_description(tmp_path / "run/model.safetensors")
     assert classes == ("class 0", "class 1")
     wrong = replace(recipe, data=replace(data, num_classes=3))
-    with pytest.raises(ValueError, match="data.num_classes=3; imagenet in .* has 2 classes"):
+    with pytest.raises(ValueError, match="data.num_classes=3; imagenet has 2 classes"):
         run(tmp_path / "other", wrong)
 
 

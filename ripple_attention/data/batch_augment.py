@@ -39,7 +39,7 @@ class BatchAugmentation:
         if aug.crop == "resized":
             raise ValueError(
                 'crop="resized" is for images of many sizes, taken image by image; for a batch '
-                'use crop="pad" or "none", or set data.in_memory to False'
+                'use crop="pad" or "none", or use --data.no-in-memory'
             )
         self.image_size, self.mean, self.std = image_size, mean, std
         self.padding = aug.padding if aug.crop == "pad" else 0
@@ -119,7 +119,7 @@ def _draws(transform: object) -> RandAugmentDraws | ColorJitterDraws:
         return ColorJitterDraws(transform)
     raise ValueError(
         f"batches are augmented by timm's RandAugment ('rand-…'); {type(transform).__name__} is "
-        "for the image-by-image path: set data.in_memory to False"
+        "for the image-by-image path: use --data.no-in-memory"
     )
 
 

@@ -91,7 +91,7 @@ class RandAugmentDraws:
             raise ValueError(
                 "batches are augmented by timm's RandAugment with all its operations equally "
                 f"likely; {', '.join(unknown) or 'weights'} is for the image-by-image path: "
-                "leave out -t… in auto_augment, or set data.in_memory to False"
+                "leave out -t… in auto_augment, or use --data.no-in-memory"
             )
         self.names = [op.name for op in policy.ops]
         self.layers = policy.num_layers

@@ -1,13 +1,14 @@
 """Batches for a run: the same order on any number of devices, and from any step of a run on."""
 
 import math
+import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
 from ripple_attention.data.images import Images
 
@@ -61,6 +62,41 @@ class TrainBatches:
     def __iter__(self) -> Iterator[list[int]]:
         epoch, first = self.position()
         yield from self.order(epoch)[first:].tolist()
+
+
+class SeededBatches:
+    """Batches of indices, each with a seed of its own for the epoch."""
+
+    def __init__(self, batches: TrainBatches):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, _ = self.batches.position()
+        for batch in self.batches:
+            yield [(index, mix_seed(self.batches.seed, epoch, index)) for index in batch]
+
+
+class SeededItems(Dataset[Any]):
+    """A data set whose augmentation draws from the seed that comes with an index.
+
+    So it is the same whichever process makes it, and from whichever step a run goes on.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: tuple[int, int]) -> Any:
+        index, seed = item
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        return self.dataset[index]
 
 
 class EvaluationBatches:

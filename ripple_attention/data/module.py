@@ -17,6 +17,8 @@ from ripple_attention.data.loaders import (
     InMemoryEvaluationLoader,
     InMemoryLoader,
     ResumableDataLoader,
+    SeededBatches,
+    SeededItems,
     TrainBatches,
 )
 from ripple_attention.data.made_up import made_up_images
@@ -92,8 +94,8 @@ class RecipeData(pl.LightningDataModule):
             augment = BatchAugmentation(recipe.augmentation, self.image_size, **self.statistics)
             return InMemoryLoader(data, batches, trainer.strategy.root_device, augment)
         return ResumableDataLoader(
-            data,
-            batch_sampler=batches,
+            SeededItems(data),
+            batch_sampler=SeededBatches(batches),
             num_workers=recipe.hardware.workers,
             persistent_workers=recipe.hardware.workers > 0,
             pin_memory=trainer.strategy.root_device.type == "cuda",
@@ -133,11 +135,16 @@ def open_data(recipe: Recipe, train: bool, image_size: int) -> Any:
     if recipe.data.in_memory and not isinstance(data, Images):
         raise ValueError(
             f"in_memory is for small images of one size; {spec.name} is read image by image: "
-            "set data.in_memory to False"
+            "use --data.no-in-memory"
         )
     if len(data.classes) != spec.num_classes:
         raise ValueError(
-            f"the recipe says data.num_classes={spec.num_classes}; {spec.name} in {spec.root} has "
+            f"the recipe says data.num_classes={spec.num_classes}; {spec.name} has "
             f"{len(data.classes)} classes"
+        )
+    if spec.in_memory and data.images.shape[-1] != image_size:
+        raise ValueError(
+            f"images in memory are not resized: the model takes {image_size} pixels a side "
+            f"(model.image_size), {spec.name} has {data.images.shape[-1]}: use --data.no-in-memory"
         )
     return data

@@ -121,13 +121,7 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 def read_description(path: Path) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe and the classes that a file of weights was trained with."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as safetensors, it may be cut short: {_brief(error)}"
-        ) from None
+    _, metadata = read_weights(path)
     if not {"recipe", "classes"} <= metadata.keys():
         raise CheckpointError(
             f"{path} does not say how it was trained: it was not written by `ripple train`. "

@@ -15,8 +15,9 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-import ripple_attention.models  # noqa: F401  (makes our names known to timm)
 from ripple_attention.data.loaders import mix_seed
+from ripple_attention.models import MODELS  # makes our names known to timm, too
+from ripple_attention.models.vit import RIPPLE_OPTIONS
 from ripple_attention.train.checkpoint import describe
 from ripple_attention.train.recipe import ModelSpec, OptimizerSpec, Recipe
 
@@ -37,12 +38,26 @@ def create_model(spec: ModelSpec, num_classes: int) -> nn.Module:
         raise ValueError(
             f"model.name must be known to timm; got {name!r}. Near: {', '.join(close)}"
         )
+    if name in MODELS and MODELS[name]["attention"] != "ripple":
+        unused = sorted(options.keys() & {"ripple_layers", *RIPPLE_OPTIONS})
+        if unused:
+            raise ValueError(f"{name} has no ripples: leave out model.{', model.'.join(unused)}")
     scaling = options.pop("scaling", None)
     if scaling is not None:
         options["feature_map_options"] = {"scaling": scaling}
     options["pos_embed"] = "learn" if options.pop("position_embeddings") else "none"
     options = {TIMM_NAMES.get(name, name): value for name, value in options.items()}
-    return timm.create_model(name, num_classes=num_classes, **options)
+    try:
+        model = timm.create_model(name, num_classes=num_classes, **options)
+    except (TypeError, AssertionError) as error:
+        raise ValueError(f"{name} cannot be made with {options}: {error}") from None
+    patches: Any = model.patch_embed
+    if any(s % p for s, p in zip(patches.img_size, patches.patch_size, strict=True)):
+        raise ValueError(
+            f"{name} cannot be made with {options}: its patches of {patches.patch_size} pixels "
+            f"must divide images of {patches.img_size}"
+        )
+    return model
 
 
 def preprocessing(model: nn.Module) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """The commands that train and use models: `ripple train`, `evaluate`, `predict` and `results`."""
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,17 +45,17 @@ def train(
     if name is None:
         typer.echo(context.get_help())
         raise typer.Exit(0 if show_help else 2)
+    import ripple_attention.train.recipe as recipes
+
     recipe = recipe_of(name)
+    recipe = recipes.quick(recipe) if quick else recipe
     words = [*context.args, *(["--help"] if show_help else [])]
     recipe = override(recipe, words, f"ripple train {name}")
 
-    import ripple_attention.train.recipe as recipes
     from ripple_attention.train.run import is_main_process
     from ripple_attention.train.run import train as run
     from ripple_attention.train.safety import StoppedError
 
-    if quick:
-        recipe = recipes.quick(recipe)
     folder = output or Path("runs") / (f"quick-{recipe.name}" if quick else recipe.name)
     try:
         run(recipe, folder, console, resume)
@@ -80,11 +81,16 @@ def evaluate(
     """
     from ripple_attention.train.checkpoint import find_weights, read_description
     from ripple_attention.train.evaluate import evaluate as run
+    from ripple_attention.train.run import is_main_process
 
     path = find_weights(checkpoint, ema)
     recipe, _ = read_description(path)
-    recipe = override(recipe, context.args, f"ripple evaluate {checkpoint}")
+    # On one device unless told: on several, each would count its own share.
+    one = replace(recipe, hardware=replace(recipe.hardware, devices=1, nodes=1))
+    recipe = override(one, context.args, f"ripple evaluate {checkpoint}")
     result = run(path, recipe)
+    if not is_main_process():
+        return
     table = Table(title=f"{recipe.name}: {path}", title_justify="left")
     for heading in ("images", "top-1 %", "top-5 %"):
         table.add_column(heading, justify="right")
@@ -153,7 +159,12 @@ def override(recipe: "Recipe", words: list[str], command: str) -> "Recipe":
 
     from ripple_attention.train.recipe import Recipe
 
-    return tyro.cli(Recipe, default=recipe, args=words, prog=command)
+    about = "Everything that decides the result of a run."
+    if command.startswith("ripple train"):
+        about += (
+            " Beside these fields: --quick, --resume, --output FOLDER (see ripple train --help)."
+        )
+    return tyro.cli(Recipe, default=recipe, args=words, prog=command, description=about)
 
 
 def list_recipes() -> None:

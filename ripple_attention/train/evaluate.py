@@ -1,6 +1,6 @@
 """Trained models at work: accuracy on a data set, classes of a picture."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -8,6 +8,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
 
 from ripple_attention.data.augment import eval_transform
+from ripple_attention.data.images import DataError
 from ripple_attention.data.module import RecipeData
 from ripple_attention.train.checkpoint import CheckpointError, read_description, read_weights
 from ripple_attention.train.classifier import Classifier, create_model, preprocessing
@@ -29,10 +30,15 @@ def evaluate(path: Path, recipe: Recipe) -> Evaluation:
     from ripple_attention.train.run import create_trainer
 
     weights, _ = read_weights(path)
-    module = Classifier(recipe)
-    module.ema = None
+    _, classes = read_description(path)
+    module = Classifier(replace(recipe, ema_decay=None))
     load(module.model, weights, path)
     data = RecipeData(recipe, preprocessing(module.model))
+    if data.classes != classes:
+        raise DataError(
+            f"{path} was trained on other classes ({', '.join(classes[:3])}, …) than those of the "
+            f"images in {recipe.data.root} ({', '.join(data.classes[:3])}, …)"
+        )
     trainer = create_trainer(recipe, [])
     trainer.validate(module, data, verbose=False)
     accuracy = module.accuracy()

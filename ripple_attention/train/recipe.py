@@ -19,7 +19,7 @@ class ModelSpec:
     """Which network. What is None is as the named model has it."""
 
     name: str = "ripple_tiny_patch2_32"
-    """A name that timm knows; `ripple models` lists ours."""
+    """A vision transformer of timm's; `ripple models` lists ours."""
     drop_path: float = 0.1
     """Probability that a residual branch of the last layer is left out; earlier ones less."""
     position_embeddings: bool = True
@@ -59,6 +59,12 @@ class ModelSpec:
     implementation: str | None = None
     """Algorithm of ripple attention."""
 
+    def __post_init__(self) -> None:
+        _fraction(drop_path=self.drop_path)
+        sizes = ("depth", "width", "heads", "patch_size", "image_size", "max_distance")
+        given = {name: getattr(self, name) for name in sizes}
+        _at_least(1, **{name: value for name, value in given.items() if value is not None})
+
 
 @dataclass(frozen=True)
 class DataSpec:
@@ -94,6 +100,10 @@ class Mixing:
     switch: float = 0.5
     """Probability of cutmix where both are on."""
 
+    def __post_init__(self) -> None:
+        _at_least(0, mixup=self.mixup, cutmix=self.cutmix)
+        _fraction(switch=self.switch)
+
 
 @dataclass(frozen=True)
 class OptimizerSpec:
@@ -113,7 +123,10 @@ class OptimizerSpec:
     """Largest norm of the gradient; None for no clipping."""
 
     def __post_init__(self) -> None:
-        _at_least(0, lr=self.lr, min_lr=self.min_lr, warmup_epochs=self.warmup_epochs)
+        _at_least(0, warmup_lr=self.warmup_lr, min_lr=self.min_lr, weight_decay=self.weight_decay)
+        _at_least(0, warmup_epochs=self.warmup_epochs)
+        if not self.lr > 0 or (self.clip is not None and not self.clip > 0):
+            raise ValueError(f"lr and clip must be above 0; got lr={self.lr}, clip={self.clip}")
 
 
 @dataclass(frozen=True)
@@ -172,6 +185,15 @@ class Recipe:
     def __post_init__(self) -> None:
         _at_least(1, epochs=self.epochs, batch_size=self.batch_size, log_every=self.log_every)
         _at_least(1, validate_every=self.validate_every)
+        _at_least(0, seed=self.seed, checkpoint_minutes=self.checkpoint_minutes)
+        _fraction(label_smoothing=self.label_smoothing)
+        if self.ema_decay is not None:
+            _fraction(ema_decay=self.ema_decay)
+        if self.optimizer.warmup_epochs >= self.epochs:
+            raise ValueError(
+                "the warm-up must end before the run does: optimizer.warmup_epochs < epochs; got "
+                f"optimizer.warmup_epochs={self.optimizer.warmup_epochs}, epochs={self.epochs}"
+            )
         world = self.hardware.devices * self.hardware.nodes
         unit = 2 * world if self.mixes else world
         if self.batch_size % unit:
@@ -266,6 +288,12 @@ def _build(kind: type[T], values: Any, origin: str) -> T:
                 f"{kind.__name__}.{name} in {origin}: {value!r} will not do: {error}"
             ) from None
     return kind(**built)
+
+
+def _fraction(**values: float) -> None:
+    for name, value in values.items():
+        if not 0 <= value <= 1:
+            raise ValueError(f"{name} must lie between 0 and 1; got {name}={value}")
 
 
 def _at_least(least: float, **values: float) -> None:

@@ -46,6 +46,7 @@ class Recorder(pl.Callback):
         if trainer.is_global_zero:
             forget_after(self.path, trainer.global_step)
             self._board = _board(self._folder / "tensorboard", trainer.global_step)
+        self._since = time.perf_counter()
 
     def on_train_epoch_start(self, trainer: pl.Trainer, module: Any) -> None:
         self._since = time.perf_counter()
@@ -176,8 +177,7 @@ def _check_finite(losses: list[float], norms: list[float], first: int, module: C
                 raise DivergedError(
                     f"the {name} of step {first + number} is {values[number]}: training has "
                     "diverged and is stopped; no checkpoint after that step is written. "
-                    "A lower optimizer.lr or optimizer.clip may help; --resume starts from the "
-                    "last good checkpoint."
+                    "A new run (--output) with a lower optimizer.lr or clip may do better."
                 )
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
@@ -106,11 +107,22 @@ def create_trainer(recipe: Recipe, callbacks: list[pl.Callback]) -> pl.Trainer:
     warnings.filterwarnings("ignore", ".*module.s. in eval mode.*")  # the mean of the weights
     warnings.filterwarnings("ignore", ".*LeafSpec.*")  # Lightning's own use of torch
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
+    try:
+        return _trainer(recipe, callbacks, "ddp" if several else "auto")
+    except MisconfigurationException as error:
+        raise ValueError(
+            f"hardware.accelerator={machine.accelerator!r} with {machine.devices} devices cannot "
+            f"be had here: {str(error).splitlines()[0]}"
+        ) from None
+
+
+def _trainer(recipe: Recipe, callbacks: list[pl.Callback], strategy: str) -> pl.Trainer:
+    machine = recipe.hardware
     return pl.Trainer(
         accelerator=machine.accelerator,
         devices=machine.devices,
         num_nodes=machine.nodes,
-        strategy="ddp" if several else "auto",
+        strategy=strategy,
         precision=machine.precision,
         max_epochs=recipe.epochs,
         check_val_every_n_epoch=recipe.validate_every,
@@ -138,6 +150,9 @@ def last_good_checkpoint(checkpoints: Path) -> Path | None:
             continue
         for reason in reasons:
             warnings.warn(f"{reason}. Going back to {folder}.", stacklevel=2)
+        if is_main_process():  # they will be written again
+            for damaged in kept[: len(reasons)]:
+                shutil.rmtree(folder_of_step(checkpoints, damaged), ignore_errors=True)
         return folder
     if reasons:
         raise CheckpointError(
@@ -156,17 +171,25 @@ def _prepare(recipe: Recipe, folder: Path, resume: bool) -> None:
                 f"{folder} holds a run already: --resume goes on with it, --output names another "
                 "folder"
             )
+        if not written.exists():
+            raise ValueError(f"{written} is missing: without it the run in {folder} cannot go on")
         changed = differences(Recipe.read(written), recipe)
         if changed:
             raise ValueError(
                 f"the run in {folder} has another recipe, so it cannot go on with this one "
                 f"({'; '.join(changed)}); give it the same fields, or another --output"
             )
+    if folder.is_file():
+        raise ValueError(f"--output names a folder; {folder} is a file")
     folder.mkdir(parents=True, exist_ok=True)
     tidy(folder / "checkpoints")
     replace_text(written, recipe.to_json() + "\n")
     path = folder / "environment.json"
-    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    try:
+        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+    except json.JSONDecodeError:
+        warnings.warn(f"{path} is damaged and starts anew", stacklevel=2)
+        before = []
     replace_text(path, json.dumps([*before, environment()], indent=2) + "\n")
 
 

@@ -52,8 +52,8 @@ class Safety(pl.Callback):
                 self._handlers[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked and number == signal.SIGINT:
-            raise KeyboardInterrupt  # the second Ctrl-C does not wait for the end of the step
+        if self._asked and number == signal.SIGINT:  # the second Ctrl-C waits for nothing
+            raise StoppedError("Stopped at once, without a checkpoint.", signal.SIGINT)
         self._asked = number
 
     def on_train_batch_end(
