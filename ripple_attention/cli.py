@@ -253,14 +253,18 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        errors.print(
+        remedy = (
             f"This command needs {package}, which is not installed. Install it with\n"
-            "    pip install 'ripple-attention\\[vision,demo]'",
-            style="red",
+            "    pip install 'ripple-attention[vision,demo]'"
         )
+        own = str(error)
+        errors.print(own if "pip install" in own else remedy, style="red", markup=False)
         sys.exit(1)
     except (ValueError, RuntimeError, OSError) as error:
-        errors.print(f"{error}", style="red", markup=False)
+        message = str(error)
+        if message.startswith("Caught ") and "worker process" in message:
+            message = message.strip().rsplit("Error: ", 1)[-1]  # not the worker's whole traceback
+        errors.print(message, style="red", markup=False)
         sys.exit(1)
     except KeyboardInterrupt:
         errors.print("Stopped.", style="yellow")

@@ -264,6 +264,29 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
     assert "ripple-attention[vision,demo]" in output
 
 
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ModuleNotFoundError("needs x: pip install x", name="x"), "needs x: pip install x"),
+        (
+            RuntimeError(
+                "Caught DataError in DataLoader worker process 0.\nOriginal Traceback …\n"
+                "ripple_attention.data.images.DataError: 100 images could not be decoded\n"
+            ),
+            "100 images could not be decoded",
+        ),
+    ],
+)
+def test_an_error_is_its_own_line_alone(error, shown, monkeypatch, capsys):
+    def failing():
+        raise error
+
+    monkeypatch.setattr(cli, "app", failing)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err.strip() == shown
+
+
 def test_an_interrupt_leaves_a_message(monkeypatch, capsys):
     def interrupted():
         raise KeyboardInterrupt
