@@ -120,7 +120,8 @@ def op(
 
     Example: ripple bench op --sides 14,64 --rounds 3
     """
-    from ripple_attention.bench.op import AGREEMENT, OpBenchmark, default_path, run, write_csv
+    from ripple_attention.bench.op import AGREEMENT, OpBenchmark, default_path, run
+    from ripple_attention.files import write_csv
 
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
@@ -157,7 +158,7 @@ def model(
     Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
     """
     from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
-    from ripple_attention.bench.op import write_csv
+    from ripple_attention.files import write_csv
 
     systems = tuple(name for name in SYSTEMS if only in name)
     if not systems:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ripple_attention.bench.op import markdown_table, read_csv
-from ripple_attention.recipes import find_recipe
+from ripple_attention.recipes import all_recipes, find_recipe
 from ripple_attention.train import commands
 
 ROOT = Path(__file__).parent.parent
@@ -34,6 +34,12 @@ def test_the_readmes_python_runs():
 def test_the_readmes_numbers_are_those_of_the_results_file():
     results = ROOT / "benchmarks/results/op-amd-epyc-2-threads-float32.csv"
     assert markdown_table(read_csv(results)) in (ROOT / "README.md").read_text()
+
+
+def test_the_demos_figure_is_that_of_the_results_file():
+    (row,) = csv.DictReader((ROOT / "benchmarks/results/digits-amd-epyc-2-threads.csv").open())
+    assert f"{float(row['top1']):.1f} % top-1" in all_recipes()["digits"].text
+    assert row["changes"] == ""
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

@@ -465,7 +465,7 @@ def test_folders_resume_exactly_and_a_damaged_image_stops_nothing(tmp_path):
 def test_csv_follows_the_lines(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1, "loss": 2.5}\n{"step": 2, "top1": 3}\n{"step": 3, "lo')
-    recorder.write_csv(path)
+    recorder.Recorder(tmp_path).write_csv()
     assert (tmp_path / "metrics.csv").read_text().split() == ["step,loss,top1", "1,2.5,", "2,,3"]
     recorder.forget_after(path, 1)
     assert read_metrics(path) == [{"step": 1, "loss": 2.5}]

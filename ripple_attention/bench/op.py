@@ -62,7 +62,6 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         "ripple naive": ripple("naive"),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
-        FLOOR: lambda q, k, v, _: v,
     }
 
 
@@ -136,21 +135,19 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
         errors = disagreements(runnable, inputs, partition, config)
         for step_name in PASSES:
             steps = {
-                name: make_floor(inputs, step_name)
-                if name == FLOOR
-                else make_step(system, inputs, step_name)
-                for name, system in runnable.items()
+                name: make_step(system, inputs, step_name) for name, system in runnable.items()
             }
+            steps[FLOOR] = make_floor(inputs, step_name)
             progress(f"{side}×{side} tokens: time, {step_name}")
             times = measure.interleaved_seconds(steps, device, config.rounds, config.patience)
-            for name in systems(partition, config):
+            for name in (*systems(partition, config), FLOOR):
                 row = {**common, "height": side, "width": side, "tokens": side * side}
                 row |= {"system": name, "pass": step_name, "status": refused.get(name, "ok")}
                 if name in steps:
                     progress(f"{side}×{side} tokens: memory, {name}")
                     row |= measure.summary(times[name])
                     row["peak_mb"] = round(measure.peak_bytes(steps[name], device) / 1e6, 4)
-                    row["relative_error"] = errors[name]
+                    row["relative_error"] = errors.get(name, "")
                 yield row
 
 
@@ -188,7 +185,7 @@ def disagreements(
     inputs: tuple[Tensor, ...],
     partition: Partition,
     config: OpBenchmark,
-) -> dict[str, float | str]:
+) -> dict[str, float]:
     """The relative error of each system; refuses to go on where one is wrong.
 
     Ripple systems are held to the definition, or to tiles where that does not fit; linear attention
@@ -196,15 +193,14 @@ def disagreements(
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
     reference_name = "ripple naive" if "ripple naive" in runnable else "ripple tiled"
-    errors: dict[str, float | str] = {}
+    errors: dict[str, float] = {}
     with torch.no_grad():
         reference = runnable[reference_name](*inputs)
         uniform = torch.full_like(inputs[3], 1 / partition.num_groups)
         q, k, v, _ = inputs
         plain = runnable["ripple tiled"](q, k, v, uniform)
         for name, system in runnable.items():
-            if name.startswith("softmax") or name == FLOOR:
-                errors[name] = ""
+            if name.startswith("softmax"):
                 continue
             expected = plain if name == "linear attention" else reference
             error = float((system(*inputs) - expected).norm() / expected.norm())
@@ -230,19 +226,8 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
     return 0
 
 
-def write_csv(rows: list[Row], path: Path) -> None:
-    """Writes the rows, whole or not at all."""
-    names = list(dict.fromkeys(name for row in rows for name in row))
-    unfinished = path.with_name(f".{path.name}.part")
-    with unfinished.open("w", newline="") as file:
-        writer = csv.DictWriter(file, names)
-        writer.writeheader()
-        writer.writerows(rows)
-    unfinished.replace(path)
-
-
 def read_csv(path: Path) -> list[Row]:
-    """The rows of `write_csv`, numbers as numbers again where they are used as such."""
+    """The rows of a benchmark, numbers as numbers again where they are used as such."""
     with path.open(newline="") as file:
         rows: list[Row] = list(csv.DictReader(file))
     if not rows or not {"tokens", "system", "pass", "status", "median_ms"} <= rows[0].keys():

@@ -40,7 +40,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ripple_attention.feature_maps import Scaling
-from ripple_attention.ops.tiled_triton import _dense_channels, _padded
+from ripple_attention.ops.tiled_triton import _dense_channels, _padded, _place
 
 # Kernels. D and M are the widths of heads and features, PADDED_D and PADDED_M the powers of two
 # that hold them: padded rows and columns of the parameters are zero, and so are their gradients.
@@ -268,8 +268,7 @@ def front_kernel(
     """φ(q), φ(k) and α of a chunk of one head, and its share of Sᵀ, (D+1, M)."""
     dtype: tl.constexpr = v.dtype.element_ty
     groups: tl.constexpr = len(OFFSETS) + 1
-    program = tl.program_id(0).to(tl.int64)  # heads of one chunk run together, as they lie
-    b, n, chunk = program // (N * chunks), program % N, (program // N % chunks).to(tl.int32)
+    b, n, chunk = _place(chunks, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
     vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
     feature, group = tl.arange(0, PADDED_M), tl.arange(0, PADDED_G)
@@ -299,7 +298,7 @@ def front_kernel(
                 rows = tl.where((group == g)[None, :], weight[:, None], rows)
             _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
 
-    start = partial + program * ((D + 1) * M)
+    start = partial + tl.program_id(0).to(tl.int64) * ((D + 1) * M)
     _store_matrix(start, M, total, D, M)
     tl.store(start + D * M + feature, tl.sum(ones, 0), mask=feature < M)
 
@@ -355,8 +354,7 @@ def front_gradient_kernel(
     """
     dtype: tl.constexpr = v.dtype.element_ty
     groups: tl.constexpr = len(OFFSETS) + 1
-    program = tl.program_id(0).to(tl.int64)  # heads of one chunk run together, as they lie
-    b, n, chunk = program // (N * chunks), program % N, (program // N % chunks).to(tl.int32)
+    b, n, chunk = _place(chunks, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
     vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
     group = tl.arange(0, PADDED_G)
@@ -407,7 +405,8 @@ def front_gradient_kernel(
             gradient = tl.where(present[:, None], gradient, 0.0)
         _store(grad_v, grad_v_strides, at, inside, gradient, D, PADDED_D)
 
-    start = partial + program * (D * D + 2 * D * M + M + (groups - 1) * (D + 1))
+    numbers = D * D + 2 * D * M + M + (groups - 1) * (D + 1)
+    start = partial + tl.program_id(0).to(tl.int64) * numbers
     _store_matrix(start, D, totals[0], D, D)
     _store_matrix(start + D * D, 2 * D, totals[1], M, D)
     _store_matrix(start + D * D + D, 2 * D, totals[2], M, D)

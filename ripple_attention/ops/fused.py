@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.common import without_autocast
+from ripple_attention.ops.library import in_full_precision
 from ripple_attention.ops.triton_support import late
 
 MAX_WIDTH = 64  # of a head's channels and features, which the front keeps in registers
@@ -33,13 +33,13 @@ def _register(
 
     forward = torch.library.custom_op(
         f"ripple_attention::{name}",
-        _in_full_precision(late("fused_triton", f"{name}_forward")),
+        in_full_precision(late("fused_triton", f"{name}_forward")),
         mutates_args=(),
         schema=f"({inputs}) -> {result(len(outputs))}",
     )
     backward = torch.library.custom_op(
         f"ripple_attention::{name}_backward",
-        _in_full_precision(late("fused_triton", f"{name}_backward")),
+        in_full_precision(late("fused_triton", f"{name}_backward")),
         mutates_args=(),
         schema=f"(Tensor grad, {', '.join(outputs)}, {inputs}) -> {result(len(tensors) - 1)}",
     )
@@ -67,16 +67,6 @@ def _register(
         return forward(*args)[0]
 
     return operator
-
-
-def _in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Keeps autocast out of an operator's body."""
-
-    def call(first: Tensor, *args: Any) -> Any:
-        with without_autocast(first):
-            return function(first, *args)
-
-    return call
 
 
 def _fake_linear(qkv: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> tuple[Tensor, ...]:

@@ -1,6 +1,5 @@
 """Attention from the qkv projection on: the fused front, then tiles, or linear attention."""
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
@@ -47,36 +46,28 @@ def fused_ripple_backward(
 ) -> tuple[Tensor, ...]:
     """The gradients of qkv, as one tensor of its shape, and of the six parameters."""
     parameters, radii, options, _ = _sorted_out(rest)
-    q, k, v = qkv.unbind(3)
+    v = qkv[:, :, :, 2]
     grad_phi_q, grad_phi_k, grad_v, grad_alpha = tiled_triton_backward(
         grad, phi_q, phi_k, v, alpha, out, denominator, radii, state
     )
     if mask is not None:
         grad_alpha = drop_empty_groups(grad_alpha, Partition(radii), mask)
-    grad_qkv = qkv.new_empty(qkv.shape)
-    *_, grads = front_backward(
-        grad_phi_q, grad_phi_k, grad_alpha, grad_v, q, k, v, parameters, options, mask, grad_qkv
+    return _through_the_front(
+        grad_phi_q, grad_phi_k, grad_alpha, grad_v, qkv, parameters, options, mask
     )
-    return grad_qkv, *_in_their_types(grads, parameters)
 
 
-def fused_linear_forward(
-    qkv: Tensor,
-    mask: Tensor | None,
-    w1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    scaling: Any,
-    eps: float,
-) -> tuple[Tensor, ...]:
+def fused_linear_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[Tensor, ...]:
     """See `ops.fused.fused_linear_attention`.
 
     Returns:
         The output (B, H, W, N, D), and for the backward pass: denominators, φ(q), φ(k) and Sᵀ.
     """
+    *parameters, scaling, eps = rest
     q, k, v = qkv.unbind(3)
-    front = front_forward(q, k, v, FrontParameters(w1, w2, b2), FrontOptions(scaling), mask)
-    phi_q, phi_k, _, state = front
+    phi_q, phi_k, _, state = front_forward(
+        q, k, v, FrontParameters(*parameters), FrontOptions(scaling), mask
+    )
     out, denominator = linear_triton_forward(phi_q, state.mT, eps)
     return out, denominator, phi_q, phi_k, state.mT
 
@@ -90,29 +81,34 @@ def fused_linear_backward(
     state: Tensor,
     qkv: Tensor,
     mask: Tensor | None,
-    w1: Tensor,
-    w2: Tensor,
-    b2: Tensor,
-    scaling: Any,
-    eps: float,
+    *rest: Any,
 ) -> tuple[Tensor, ...]:
     """The gradients of qkv, as one tensor of its shape, and of the three parameters."""
+    *tensors, scaling, _ = rest
+    parameters, v = FrontParameters(*tensors), qkv[:, :, :, 2]
+    grads = linear_triton_backward(grad, phi_q, phi_k, v, out, denominator, state)
+    front = parameters, FrontOptions(scaling), mask
+    return _through_the_front(grads[0], grads[1], None, grads[2], qkv, *front)
+
+
+def _through_the_front(
+    grad_phi_q: Tensor,
+    grad_phi_k: Tensor,
+    grad_alpha: Tensor | None,
+    grad_v: Tensor,
+    qkv: Tensor,
+    parameters: FrontParameters,
+    options: FrontOptions,
+    mask: Tensor | None,
+) -> tuple[Tensor, ...]:
+    """The gradients of qkv and of the parameters, in their types."""
     q, k, v = qkv.unbind(3)
-    grad_phi_q, grad_phi_k, grad_v = linear_triton_backward(
-        grad, phi_q, phi_k, v, out, denominator, state
-    )
     grad_qkv = qkv.new_empty(qkv.shape)
-    parameters, options = FrontParameters(w1, w2, b2), FrontOptions(scaling)
     *_, grads = front_backward(
-        grad_phi_q, grad_phi_k, None, grad_v, q, k, v, parameters, options, mask, grad_qkv
+        grad_phi_q, grad_phi_k, grad_alpha, grad_v, q, k, v, parameters, options, mask, grad_qkv
     )
-    return grad_qkv, *_in_their_types(grads, parameters)
-
-
-def _in_their_types(grads: FrontParameters, parameters: FrontParameters) -> Iterator[Tensor]:
-    for grad, parameter in zip(grads, parameters, strict=True):
-        if grad is not None and parameter is not None:
-            yield grad.to(parameter.dtype)
+    pairs = zip(grads, parameters, strict=True)
+    return grad_qkv, *(g.to(p.dtype) for g, p in pairs if g is not None and p is not None)
 
 
 def _sorted_out(rest: tuple[Any, ...]) -> tuple[FrontParameters, list[int], FrontOptions, float]:

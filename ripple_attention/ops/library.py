@@ -28,13 +28,13 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
     inputs = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights"
     forward_op = torch.library.custom_op(
         f"ripple_attention::{name}",
-        _in_full_precision(forward),
+        in_full_precision(forward),
         mutates_args=(),
         schema=f"({inputs}, int[] radii, float eps) -> (Tensor, Tensor)",
     )
     backward_op = torch.library.custom_op(
         f"ripple_attention::{name}_backward",
-        _in_full_precision(backward),
+        in_full_precision(backward),
         mutates_args=(),
         schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator, int[] radii) "
         "-> (Tensor, Tensor, Tensor, Tensor)",
@@ -63,7 +63,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
     return operator
 
 
-def _in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
+def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     """Keeps autocast out of an operator's body: its sums are float32 or better."""
 
     @wraps(function)

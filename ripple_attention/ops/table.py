@@ -30,7 +30,7 @@ def table_forward(
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
-    for part in _parts(q, v):
+    for part in table_parts(q, v):
         queries, keys, values, weights = (_heads_first(x[part]) for x in (q, k, v, spatial_weights))
         values = F.pad(values, (0, 1), value=1)
         above, below = _weighted_sums(queries, keys, values, weights, radii, eps)
@@ -66,7 +66,7 @@ def table_backward(
     """
     inputs = (q, k, v, spatial_weights)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-    for part in _parts(q, v):
+    for part in table_parts(q, v):
         queries, keys, values, weights = (_heads_first(x[part]) for x in inputs)
         values = F.pad(values, (0, 1), value=1)
         y = _heads_first(grad[part] * safe_divide(1, denominator[part]).unsqueeze(-1))
@@ -200,7 +200,7 @@ def _clipped(size: int, radius: int, like: Tensor) -> Tensor:
     return count.to(like.dtype)
 
 
-def _parts(q: Tensor, v: Tensor) -> Iterator[tuple[slice, ...]]:
+def table_parts(q: Tensor, v: Tensor) -> Iterator[tuple[slice, ...]]:
     numbers = (v.shape[1] + 1) * (v.shape[2] + 1) * q.shape[-1] * (v.shape[-1] + 1)
     return parts(v, numbers, NUMBERS_ON_CPU if v.device.type == "cpu" else NUMBERS_ELSEWHERE)
 

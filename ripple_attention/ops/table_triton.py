@@ -16,8 +16,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide
-from ripple_attention.ops.table import NUMBERS_ELSEWHERE
+from ripple_attention.ops.common import accumulation_dtype, safe_divide
+from ripple_attention.ops.table import table_parts
 
 CHANNELS_AT_ONCE = 256  # of a table, by one program of a scan
 NUMBERS_AT_ONCE = 8192  # of boxes, by one program that reads them
@@ -240,7 +240,7 @@ def table_triton_forward(
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
     boxes = torch.tensor(radii, device=v.device, dtype=torch.int32)
     rounding = 16 * torch.finfo(torch.float32).eps
-    for part in _parts(q, v):
+    for part in table_parts(q, v):
         queries, keys, values, weights = (_flat(x[part]) for x in (q, k, v, spatial_weights))
         table = _Table(keys, F.pad(values, (0, 1), value=1), v.shape[1:3])
         quotients, below = torch.empty_like(values), values.new_empty(values.shape[:2])
@@ -267,7 +267,7 @@ def table_triton_backward(
     inputs = (q, k, v, spatial_weights)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     boxes = torch.tensor(radii, device=v.device, dtype=torch.int32)
-    for part in _parts(q, v):
+    for part in table_parts(q, v):
         queries, keys, values, weights = (_flat(x[part]) for x in inputs)
         values = F.pad(values, (0, 1), value=1)
         below = _flat(denominator[part].unsqueeze(-1))
@@ -296,11 +296,6 @@ def table_triton_backward(
         for total, piece in zip(grads, pieces, strict=True):
             total[part] = _heads_last(piece, total[part])
     return grads[0], grads[1], grads[2], grads[3]
-
-
-def _parts(q: Tensor, v: Tensor) -> Any:
-    numbers = (v.shape[1] + 1) * (v.shape[2] + 1) * q.shape[-1] * (v.shape[-1] + 1)
-    return parts(v, numbers, NUMBERS_ELSEWHERE)
 
 
 def _flat(x: Tensor) -> Tensor:

@@ -77,6 +77,14 @@ def _window(
 
 
 @triton.jit
+def _span(span, left, right, column, SPAN: tl.constexpr):
+    """Some columns of a window, which of them are there, and how far the tile's are from them."""
+    others = left + span * SPAN + tl.arange(0, SPAN)
+    present = (others >= 0) & (others < right)
+    return others, present, tl.abs(column[:, None] - others[None, :])
+
+
+@triton.jit
 def _offsets(row, column, strides):
     return row.to(tl.int64) * strides[1] + column.to(tl.int64) * strides[2]
 
@@ -281,9 +289,7 @@ def forward_kernel(
     numerator = tl.zeros((ROWS * COLUMNS, PADDED_E), tl.float32)
     near_sums = tl.zeros((ROWS * COLUMNS, SPAN), tl.float32)
     for span in range(SPANS):
-        key_column = left + span * SPAN + tl.arange(0, SPAN)
-        present = (key_column >= 0) & (key_column < right)
-        across = tl.abs(column[:, None] - key_column[None, :])
+        key_column, present, across = _span(span, left, right, column, SPAN)
         across_weight = _weights_at(across, near, beyond, 1, RADII)
         for step in range(WINDOW_ROWS):
             key_row = top + step
@@ -353,9 +359,7 @@ def query_gradient_kernel(
     for _ in tl.static_range(len(RADII)):
         by_group = by_group + (tl.zeros((ROWS * COLUMNS,), tl.float32),)
     for span in range(SPANS):
-        key_column = left + span * SPAN + tl.arange(0, SPAN)
-        present = (key_column >= 0) & (key_column < right)
-        across = tl.abs(column[:, None] - key_column[None, :])
+        key_column, present, across = _span(span, left, right, column, SPAN)
         across_weight = _weights_at(across, near, beyond, 1, RADII)
         across_sums = tl.zeros((ROWS * COLUMNS, SPAN), tl.float32)
         for step in range(WINDOW_ROWS):
@@ -429,9 +433,7 @@ def key_gradient_kernel(
     key_gradient = tl.zeros((ROWS * COLUMNS, PADDED_M), tl.float32)
     value_gradient = tl.zeros((ROWS * COLUMNS, PADDED_E), tl.float32)
     for span in range(SPANS):
-        query_column = left + span * SPAN + tl.arange(0, SPAN)
-        present = (query_column >= 0) & (query_column < right)
-        across = tl.abs(column[:, None] - query_column[None, :])
+        query_column, present, across = _span(span, left, right, column, SPAN)
         for step in range(WINDOW_ROWS):
             query_row = top + step
             there = present & (query_row >= 0) & (query_row < H)

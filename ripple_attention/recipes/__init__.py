@@ -12,10 +12,15 @@ from ripple_attention.train.recipe import Recipe
 
 @dataclass(frozen=True)
 class Listed:
-    """A recipe, with the first line of its file: which result of the paper it makes."""
+    """A recipe, with what its file says of it."""
 
     recipe: Recipe
-    claim: str
+    text: str
+
+    @property
+    def claim(self) -> str:
+        """Which result it makes."""
+        return self.text.splitlines()[0]
 
 
 @cache
@@ -26,8 +31,7 @@ def all_recipes() -> dict[str, Listed]:
         if not module.ispkg:
             name = module.name.removeprefix(f"{__name__}.").replace(".", "-").replace("_", "-")
             loaded = importlib.import_module(module.name)
-            claim = str(loaded.__doc__).splitlines()[0]
-            found[name] = Listed(replace(loaded.RECIPE, name=name), claim)
+            found[name] = Listed(replace(loaded.RECIPE, name=name), str(loaded.__doc__))
     return found
 
 

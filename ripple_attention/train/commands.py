@@ -45,10 +45,9 @@ def train(
     if name is None:
         typer.echo(context.get_help())
         raise typer.Exit(0 if show_help else 2)
-    import ripple_attention.train.recipe as recipes
+    from ripple_attention.train.recipe import smoke_run
 
-    recipe = recipe_of(name)
-    recipe = recipes.quick(recipe) if quick else recipe
+    recipe = smoke_run(recipe_of(name)) if quick else recipe_of(name)
     words = [*context.args, *(["--help"] if show_help else [])]
     recipe = override(recipe, words, f"ripple train {name}")
 
@@ -134,10 +133,12 @@ def results(
     output: Annotated[Path, typer.Option(help="The CSV to write.")],
 ) -> None:
     """Gather the results of runs into a CSV. Example: ripple results runs/* --output results.csv"""
-    from ripple_attention.train.results import gather, write_results
+    from ripple_attention.files import write_csv
+    from ripple_attention.train.results import gather
 
     rows = gather(runs)
-    write_results(rows, output)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_csv(rows, output)
     console.print(f"Wrote {len(rows)} rows to [bold]{output}[/bold]")
 
 

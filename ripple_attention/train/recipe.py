@@ -225,7 +225,7 @@ class Recipe:
         return cls.from_json(path.read_text(encoding="utf-8"), str(path))
 
 
-def quick(recipe: Recipe) -> Recipe:
+def smoke_run(recipe: Recipe) -> Recipe:
     """The recipe as a smoke run: its own model, two steps on made-up images, on the CPU."""
     batch_size = 2 * recipe.hardware.devices * recipe.hardware.nodes
     data = DataSpec(

@@ -1,9 +1,7 @@
 """What a run writes down: a line of metrics every few steps, as JSON lines, CSV and TensorBoard."""
 
-import csv
 import json
 import math
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
+from ripple_attention.files import replace_text, write_csv
 from ripple_attention.train.classifier import Classifier
 
 Row = dict[str, Any]
@@ -100,7 +99,7 @@ class Recorder(pl.Callback):
         self._since = time.perf_counter()
         if trainer.is_global_zero:
             self.write(row)
-            write_csv(self.path)
+            self.write_csv()
 
     def write(self, row: Row) -> None:
         with self.path.open("a", encoding="utf-8") as file:
@@ -114,7 +113,10 @@ class Recorder(pl.Callback):
         if self._board is not None:
             self._board.close()
         if self.path.exists():
-            write_csv(self.path)
+            self.write_csv()
+
+    def write_csv(self) -> None:
+        write_csv(read_metrics(self.path), self.path.with_suffix(".csv"))
 
 
 def read_metrics(path: Path) -> list[Row]:
@@ -132,25 +134,6 @@ def forget_after(path: Path, step: int) -> None:
     """Leaves out the rows after a step: a resumed run makes those steps again."""
     rows = [row for row in read_metrics(path) if row["step"] <= step]
     replace_text(path, "".join(json.dumps(row) + "\n" for row in rows))
-
-
-def write_csv(metrics: Path) -> None:
-    """The rows of a `metrics.jsonl` as CSV, beside it."""
-    rows = read_metrics(metrics)
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    partial = metrics.with_suffix(".csv.partial")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(partial, metrics.with_suffix(".csv"))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def gradient_norms(metrics: Path, warmup_epochs: float) -> dict[str, float]:

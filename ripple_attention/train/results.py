@@ -1,14 +1,11 @@
 """Results of finished runs, gathered into one table."""
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import Any
 
 from ripple_attention.recipes import all_recipes
 from ripple_attention.train.recipe import Recipe, differences
-from ripple_attention.train.recorder import replace_text
 
 
 def gather(folders: list[Path]) -> list[dict[str, Any]]:
@@ -30,6 +27,7 @@ def _row(folder: Path) -> dict[str, Any]:
     ignored = ("seed", "data.root")  # a column of its own; where the data lie decides nothing
     changes = differences(known.recipe, recipe) if known else ["not a recipe of this package"]
     row = json.loads(finished.read_text(encoding="utf-8"))
+    row = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
     return {
         "recipe": row.pop("recipe"),
         "changes": "; ".join(c for c in changes if c.split(":")[0] not in ignored),
@@ -37,16 +35,3 @@ def _row(folder: Path) -> dict[str, Any]:
         "precision": recipe.hardware.precision,
         "compiled": recipe.hardware.compile,
     }
-
-
-def write_results(rows: list[dict[str, Any]], path: Path) -> None:
-    """The rows as CSV."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        shown = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
-        writer.writerow(shown)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    replace_text(path, text.getvalue())

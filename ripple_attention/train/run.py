@@ -16,6 +16,7 @@ from rich.table import Table
 
 from ripple_attention.bench.measure import hardware
 from ripple_attention.data.module import RecipeData
+from ripple_attention.files import replace_text
 from ripple_attention.train.checkpoint import (
     WEIGHTS,
     CheckpointError,
@@ -33,7 +34,6 @@ from ripple_attention.train.recorder import (
     Recorder,
     gradient_norms,
     read_metrics,
-    replace_text,
 )
 from ripple_attention.train.safety import Safety
 

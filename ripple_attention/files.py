@@ -1,0 +1,25 @@
+"""Files that are written whole or not at all: a reader, or a crash, never meets half of one."""
+
+import csv
+import io
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a file under another name and then renames it."""
+    partial = path.with_name(f".{path.name}.part")
+    partial.write_text(text, encoding="utf-8", newline="")
+    partial.replace(path)
+
+
+def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
+    """Rows as CSV; the columns are all names that occur, in the order in which they do."""
+    rows = list(rows)
+    text = io.StringIO()
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    replace_text(path, text.getvalue())
