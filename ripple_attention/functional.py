@@ -112,7 +112,7 @@ def ripple_attention(
         )
     if implementation != "naive":
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
-    operators = EXPORTS if torch.compiler.is_exporting() else IMPLEMENTATIONS
+    operators = EXPORTS if is_exporting() else IMPLEMENTATIONS
     if operators is IMPLEMENTATIONS and implementation.endswith("_triton"):
         width = max(q.shape[-1], v.shape[-1])
         refusal = triton_refusal(implementation, v.device, v.dtype, width, partition.radii)
@@ -280,6 +280,11 @@ def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     return tuple(
         x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
     )
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` traces; torch 2.11's own function says so of `torch.compile`, too."""
+    return torch.compiler._is_exporting_flag
 
 
 def carries_tangents(*tensors: Tensor) -> bool:

@@ -14,6 +14,7 @@ from ripple_attention.functional import (
     check_eps,
     check_implementation,
     check_mask,
+    is_exporting,
     linear_attention,
     ripple_attention,
     without_padding,
@@ -225,7 +226,7 @@ class LinearAttention(GridAttention):
             or type(features) is not Learned
             or features._forward_hooks
             or implementation not in ("auto", "tiled_triton")
-            or torch.compiler.is_exporting()
+            or is_exporting()
             or max(self.head_dim, features.num_features) > MAX_WIDTH
             or x.numel() == 0
             or carries_tangents(x)

@@ -14,7 +14,6 @@ from ripple_attention import (
     logarithmic,
     ripple_attention,
 )
-from ripple_attention.ops import triton_support
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -85,7 +84,8 @@ def test_triton_error_is_within_twice_tileds(grid, partition, width, dtype, eps)
     for got, repeated, theirs, reference in zip(
         *((x[0], *x[1]) for x in (ours, again, tiled, exact)), strict=True
     ):
-        rounding = torch.finfo(dtype).eps
+        # The gradients of an only token's query, key and weights are 0 but for sums of products.
+        rounding = torch.finfo(dtype).eps * (width if grid == (1, 1) else 1)
         assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
         assert torch.equal(got, repeated)
 
@@ -160,8 +160,7 @@ def test_a_thousand_random_cases():
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("grid", [(1, 1), (14, 14), (40, 50)])
 @pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
-def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype, monkeypatch):
-    monkeypatch.setattr(triton_support, "CHOSEN_BY_AUTO", True)
+def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
     torch.manual_seed(0)
     layer = kind(192, num_heads=6).cuda()
     x = torch.randn(2, *grid, 192, device="cuda")
@@ -184,8 +183,7 @@ def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype, mo
         assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
-def test_a_model_runs_as_a_cuda_graph(monkeypatch):
-    monkeypatch.setattr(triton_support, "CHOSEN_BY_AUTO", True)
+def test_a_model_runs_as_a_cuda_graph():
     torch.manual_seed(0)
     layer = RippleAttention(192, num_heads=6).cuda().bfloat16().eval()
     for parameter in layer.parameters():
@@ -209,8 +207,7 @@ def test_triton_serves_grids_beyond_two_to_the_31_numbers():
     assert relative_error(out[:, :, :, -1:], run("tiled", partition)(*head)) < 4e-3
 
 
-def test_auto_takes_the_triton_kernels(monkeypatch):
-    monkeypatch.setattr(triton_support, "CHOSEN_BY_AUTO", True)
+def test_auto_takes_the_triton_kernels():
     inputs = make_inputs((20, 20), chebyshev(4), dtype=torch.bfloat16, features=16)
     inputs = tuple(x.cuda() for x in inputs)
     auto, triton = (run(name, chebyshev(4))(*inputs) for name in ("auto", "tiled_triton"))

@@ -323,7 +323,6 @@ def test_auto_takes_the_kernels_where_they_run(monkeypatch):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
         return choose_implementation((64, 64), 32, 32, partition, device="cuda", dtype=dtype)
 
-    monkeypatch.setattr(triton_support, "CHOSEN_BY_AUTO", True)
     assert choice((9, 0)) == choice((8, 0)) == "tiled_triton"
     assert choice((7, 5)) == "tiled"
     assert choice((7, 5), Partition((0, 40))) == "table"

@@ -1,7 +1,11 @@
 """Whole models side by side: images a second, forward and in a training step."""
 
+import multiprocessing
+import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +37,10 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @dataclass(frozen=True)
 class ModelBenchmark:
-    """What is measured: tiny models on square grids of `sides`² tokens, patches of 16 pixels."""
+    """What is measured: tiny models on square grids of `sides`² tokens, patches of 16 pixels.
+
+    What is compiled is each block: a model has two kinds at most, so that it takes seconds.
+    """
 
     sides: tuple[int, ...] = (14, 16, 64, 128)
     tokens_at_once: int = 100_352  # 512 images of 14×14 tokens
@@ -54,8 +61,11 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
         "dtype": config.dtype,
         "compiled": config.compile,
     }
+    if config.compile and device.type == "cuda":
+        progress("compiling all models, side by side")
+        fill_caches(config)
     for side in config.sides:
-        batch = max(1, config.tokens_at_once // side**2)
+        batch = batch_size(side, config)
         for step_name in PASSES:
             steps, refused = {}, {}
             for name in config.systems:
@@ -77,6 +87,24 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
                 yield row
             del steps
             torch.compiler.reset()
+
+
+def batch_size(side: int, config: ModelBenchmark) -> int:
+    """How many images make up `tokens_at_once`."""
+    return max(1, config.tokens_at_once // side**2)
+
+
+def fill_caches(config: ModelBenchmark) -> None:
+    """Compiles every model once, in as many processes as there are cores; caches keep the code."""
+    jobs = product(config.systems, config.sides, PASSES, [config])
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(max(1, (os.cpu_count() or 1) - 1), maxtasksperchild=1) as pool:
+        pool.starmap(_run_once, jobs, chunksize=1)
+
+
+def _run_once(name: str, side: int, step_name: str, config: ModelBenchmark) -> None:
+    with suppress(torch.OutOfMemoryError):  # which the measurement will meet again, and say
+        make_step(name, side, batch_size(side, config), step_name, config)()
 
 
 def create(name: str, side: int) -> nn.Module:
@@ -103,7 +131,7 @@ def make_step(
     if step_name == "forward":
         model.eval()
         if config.compile:
-            model.compile()
+            _compile(model)
 
         def forward() -> None:
             with torch.no_grad(), autocast:
@@ -112,7 +140,7 @@ def make_step(
         return forward
     model.train()
     if config.compile:
-        model.compile()
+        _compile(model)
     optimizer = torch.optim.AdamW(model.parameters(), fused=device.type == "cuda")
     labels = torch.randint(1000, (batch,), device=device)
 
@@ -124,6 +152,11 @@ def make_step(
         optimizer.zero_grad()
 
     return training_step
+
+
+def _compile(model: nn.Module) -> None:
+    for block in model.blocks:  # type: ignore[union-attr]
+        block.compile(dynamic=False)
 
 
 def default_path(config: ModelBenchmark) -> Path:

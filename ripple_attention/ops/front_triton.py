@@ -32,6 +32,7 @@ This module imports triton: import it where it is used.
 # mypy: disable-error-code="no-untyped-def, assignment"
 
 import math
+import os
 from typing import Any, NamedTuple
 
 import torch
@@ -40,29 +41,29 @@ import triton.language as tl
 from torch import Tensor
 
 from ripple_attention.feature_maps import Scaling
-from ripple_attention.ops.tiled_triton import _dense_channels, _padded, _place
+from ripple_attention.ops.tiled_triton import _chunk, _dense_channels, _launch, _padded
 
 # Kernels. D and M are the widths of heads and features, PADDED_D and PADDED_M the powers of two
 # that hold them: padded rows and columns of the parameters are zero, and so are their gradients.
-# Strides are those of (B, H, W, N); offsets are int64. A program takes a chunk of the tokens of one
-# head, BLOCKS times TOKENS of them. OFFSETS: what is taken from each logit, log(G−1−g) or 0; empty
-# for no weights at all. Long lists of arguments stand by kind.
+# Strides are those of (B, H, W, N), where rows follow each other as columns do. A program takes a
+# chunk of the tokens of one head, BLOCKS times TOKENS of them. OFFSETS: what is taken from each
+# logit, log(G−1−g) or 0; empty for no weights at all. Long lists of arguments stand by kind.
 # fmt: off
 
 
 @triton.jit
 def _rows(base, strides, at):
     """Where the channels of some tokens begin, (TOKENS,)."""
-    head = base + at[0] * strides[0] + at[3] * strides[3]
-    return head + at[1] * strides[1] + at[2] * strides[2]
+    return base + at[0] * strides[0] + at[1] * strides[2] + at[3] * strides[3] + at[2] * strides[2]
 
 
 @triton.jit
-def _tokens(block, b, n, H, W, mask, mask_strides, MASKED: tl.constexpr, TOKENS: tl.constexpr):
-    """Where a block of tokens stands in (B, H, W, N); which are in the image; and not padded."""
-    index = block * TOKENS + tl.arange(0, TOKENS)
-    at = (b, (index // W).to(tl.int64), (index % W).to(tl.int64), n)
-    inside = index < H * W
+def _tokens(block, b, n, L, mask, mask_strides, MASKED: tl.constexpr, TOKENS: tl.constexpr):
+    """Where a block of tokens stands: batch, first token, tokens from there, and head; which are in
+    the image; and not padded."""
+    start, index = block.to(tl.int64) * TOKENS, tl.arange(0, TOKENS)
+    at = (b, start, index, n)
+    inside = start + index < L
     present = inside
     if MASKED:
         present = inside & (tl.load(_rows(mask, mask_strides, at), mask=inside, other=1) == 0)
@@ -257,9 +258,9 @@ def _break_stick(value, vectors, constants, threshold, OFFSETS: tl.constexpr):
 
 @triton.jit
 def front_kernel(
-    q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, phi_q, phi_k, alpha, partial,
+    first, q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, phi_q, phi_k, alpha, partial,
     q_strides, k_strides, v_strides, mask_strides, phi_strides, alpha_strides,
-    H, W, N, chunks, factor, threshold,
+    L, chunks, factor, threshold, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
     PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
     TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -268,7 +269,7 @@ def front_kernel(
     """φ(q), φ(k) and α of a chunk of one head, and its share of Sᵀ, (D+1, M)."""
     dtype: tl.constexpr = v.dtype.element_ty
     groups: tl.constexpr = len(OFFSETS) + 1
-    b, n, chunk = _place(chunks, N)
+    b, n, chunk = _chunk(first, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
     vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
     feature, group = tl.arange(0, PADDED_M), tl.arange(0, PADDED_G)
@@ -277,7 +278,7 @@ def front_kernel(
     ones = tl.zeros((TOKENS, PADDED_M), tl.float32)  # summed over tokens once, at the end
     for block in range(BLOCKS):
         at, inside, present = _tokens(
-            chunk * BLOCKS + block, b, n, H, W, mask, mask_strides, MASKED, TOKENS)
+            chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
         for i in tl.static_range(2):  # queries, then keys
             there = (inside, present)[i]
             x = _load((q, k)[i], (q_strides, k_strides)[i], at, there, D, PADDED_D)
@@ -298,7 +299,7 @@ def front_kernel(
                 rows = tl.where((group == g)[None, :], weight[:, None], rows)
             _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
 
-    start = partial + tl.program_id(0).to(tl.int64) * ((D + 1) * M)
+    start = partial + ((b * chunks + chunk) * N + n) * ((D + 1) * M)
     _store_matrix(start, M, total, D, M)
     tl.store(start + D * M + feature, tl.sum(ones, 0), mask=feature < M)
 
@@ -336,11 +337,11 @@ def _feature_gradient(
 
 @triton.jit
 def front_gradient_kernel(
-    grad_phi_q, grad_phi_k, grad_alpha, grad_value,
+    first, grad_phi_q, grad_phi_k, grad_alpha, grad_value,
     q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, grad_q, grad_k, grad_v, partial,
     grad_phi_q_strides, grad_phi_k_strides, grad_alpha_strides, grad_value_strides,
     q_strides, k_strides, v_strides, mask_strides, grad_q_strides, grad_k_strides, grad_v_strides,
-    H, W, N, chunks, factor, threshold,
+    L, chunks, factor, threshold, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
     PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
     TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr,
@@ -354,7 +355,7 @@ def front_gradient_kernel(
     """
     dtype: tl.constexpr = v.dtype.element_ty
     groups: tl.constexpr = len(OFFSETS) + 1
-    b, n, chunk = _place(chunks, N)
+    b, n, chunk = _chunk(first, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
     vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
     group = tl.arange(0, PADDED_G)
@@ -366,7 +367,7 @@ def front_gradient_kernel(
     constant_total = tl.zeros((TOKENS, PADDED_G), tl.float32)  # summed once, at the end
     for block in range(BLOCKS):
         at, inside, present = _tokens(
-            chunk * BLOCKS + block, b, n, H, W, mask, mask_strides, MASKED, TOKENS)
+            chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
         for i in tl.static_range(2):  # queries, then keys
             there = (inside, present)[i]
             strides = (grad_phi_q_strides, grad_phi_k_strides)[i]
@@ -406,7 +407,7 @@ def front_gradient_kernel(
         _store(grad_v, grad_v_strides, at, inside, gradient, D, PADDED_D)
 
     numbers = D * D + 2 * D * M + M + (groups - 1) * (D + 1)
-    start = partial + tl.program_id(0).to(tl.int64) * numbers
+    start = partial + ((b * chunks + chunk) * N + n) * numbers
     _store_matrix(start, D, totals[0], D, D)
     _store_matrix(start + D * D, 2 * D, totals[1], M, D)
     _store_matrix(start + D * D + D, 2 * D, totals[2], M, D)
@@ -465,8 +466,8 @@ def front_forward(
         S = Σ φ(k)[v, 1]ᵀ (B, N, M, D+1) in float32, of the φ(k) that is returned, as a transposed
         view: its `.mT` is contiguous. Results repeat bit for bit.
     """
-    q, k, v = (_dense_channels(x) for x in (q, k, v))
-    parameters = _checked(q, k, v, parameters, mask)
+    q, k, v = (_flat(x) for x in (q, k, v))
+    parameters, mask = _checked(q, k, v, parameters, mask)
     B, H, W, N, D = v.shape
     M, groups = parameters.w2.shape[0], parameters.sticks + 1
     chunks, arguments, launch = _choose(v, parameters, options, mask is not None, backward=False)
@@ -475,7 +476,8 @@ def front_forward(
     partial = v.new_empty(B, chunks, N, D + 1, M, dtype=torch.float32)
     if v.numel():
         with torch.cuda.device_of(v):
-            front_kernel[(B * chunks * N,)](
+            _launch(
+                front_kernel, (N, chunks, B),
                 q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
                 q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
                 *arguments, **launch)
@@ -505,9 +507,10 @@ def front_backward(
         ∂q, ∂k, ∂v, which are out[:, :, :, 0], 1 and 2, zero for padded keys and values; and the
         gradients of the parameters, float32. Results repeat bit for bit.
     """
-    q, k, v = (_dense_channels(x) for x in (q, k, v))
-    grad_phi_q, grad_phi_k, grad_v = (_dense_channels(x) for x in (grad_phi_q, grad_phi_k, grad_v))
-    parameters = _checked(q, k, v, parameters, mask)
+    q, k, v = (_flat(x) for x in (q, k, v))
+    grad_phi_q, grad_phi_k, grad_v = (_flat(x) for x in (grad_phi_q, grad_phi_k, grad_v))
+    grad_alpha = None if grad_alpha is None else _flat(grad_alpha)
+    parameters, mask = _checked(q, k, v, parameters, mask)
     B, H, W, N, D = v.shape
     M, sticks = parameters.w2.shape[0], parameters.sticks
     chunks, arguments, launch = _choose(v, parameters, options, mask is not None, backward=True)
@@ -517,7 +520,8 @@ def front_backward(
     partial = v.new_empty(B * chunks, N, sum(widths), dtype=torch.float32)
     if v.numel():
         with torch.cuda.device_of(v):
-            front_gradient_kernel[(B * chunks * N,)](
+            _launch(
+                front_gradient_kernel, (N, chunks, B),
                 grad_phi_q, grad_phi_k, grad_alpha, grad_v, q, k, v, mask, *parameters, *grads,
                 partial, grad_phi_q.stride(), grad_phi_k.stride(), _strides(grad_alpha),
                 grad_v.stride(), q.stride(), k.stride(), v.stride(), _strides(mask),
@@ -544,8 +548,8 @@ def _parameter_gradients(sums: tuple[Tensor, ...], parameters: FrontParameters) 
 
 def _checked(
     q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, mask: Tensor | None
-) -> FrontParameters:
-    """The parameters as the kernels read them, once all shapes are seen to fit."""
+) -> tuple[FrontParameters, Tensor | None]:
+    """The parameters and the mask as the kernels read them, once all shapes are seen to fit."""
     D, M = v.shape[-1], parameters.w2.shape[0]
     if max(D, M) > MAX_WIDTH:
         raise ValueError(f"the fused front takes widths up to {MAX_WIDTH}; got {D=} and {M=}")
@@ -553,7 +557,13 @@ def _checked(
     assert parameters.w1.shape == (D, D) and parameters.w2.shape[1] == 2 * D
     assert mask is None or (mask.shape == v.shape[:3] and mask.dtype == torch.bool)
     tensors: Any = (None if x is None else x.float().contiguous() for x in parameters)
-    return FrontParameters(*tensors)
+    return FrontParameters(*tensors), None if mask is None else mask.contiguous()
+
+
+def _flat(x: Tensor) -> Tensor:
+    """x (B, H, W, …) with channels next to each other, rows following each other as columns do."""
+    flat = x.shape[1] == 1 or x.stride(1) == x.shape[2] * x.stride(2)
+    return _dense_channels(x) if flat else x.contiguous()
 
 
 def _strides(x: Tensor | None) -> tuple[int, ...]:
@@ -563,7 +573,8 @@ def _strides(x: Tensor | None) -> tuple[int, ...]:
 # Choices
 
 FLOAT32_PRECISION = "ieee"  # on plain units; or "tf32x3", near it, on tensor cores
-HARDWARE_SINES = False  # for half-precision inputs; to be measured
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without inline assembly
+HARDWARE_SINES = True  # for half-precision inputs, whose rounding is far larger than theirs
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
 PROGRAMS, MAX_BLOCKS = 512, 16  # programs to aim at, and blocks in one at the most
 
@@ -575,12 +586,7 @@ def _choose(
     B, H, W, N, D = v.shape
     M, groups = parameters.w2.shape[0], parameters.sticks + 1
     half = v.dtype != torch.float32
-    if not half:  # products on plain units hold whole rows in registers
-        tokens, warps = 16, 8
-    elif max(D, M) <= 32:
-        tokens, warps = 64, 4
-    else:
-        tokens, warps = 16 if v.dtype == torch.float16 and backward else 32, 8
+    tokens, warps, stages = _block_table(v.dtype, max(D, M), backward)
     blocks = triton.cdiv(H * W, tokens)  # of one head of one image
     share = min(B * N * blocks // PROGRAMS, MAX_BLOCKS, blocks)
     share = 1 << max(share.bit_length() - 1, 0)  # a power of two: few kernels to compile
@@ -589,10 +595,21 @@ def _choose(
     factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
     offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
     arguments = (
-        H, W, N, chunks, factor, options.halt_threshold,
+        H * W, chunks, factor, options.halt_threshold, N,
         D, M, _padded(D), _padded(M), max(triton.next_power_of_2(groups), 16 if backward else 1),
         offsets, options.scaling.startswith("unit"), masked, tokens, share,
         3 if v.dtype == torch.bfloat16 else 2,
-        "tf32" if half else FLOAT32_PRECISION, half and HARDWARE_SINES,
+        "tf32" if half else FLOAT32_PRECISION, half and HARDWARE_SINES and not INTERPRETED,
     )  # fmt: skip
-    return chunks, arguments, {"num_warps": warps, "num_stages": 2}
+    return chunks, arguments, {"num_warps": warps, "num_stages": stages}
+
+
+def _block_table(dtype: torch.dtype, wide: int, backward: bool) -> tuple[int, int, int]:
+    """Tokens at once, warps and stages, by the wider of heads and features."""
+    if dtype == torch.float32:  # products on plain units hold whole rows in registers
+        return 16, 8, 2
+    if wide <= 32:
+        return (64, 4, 1) if backward else (32, 1, 2)
+    if dtype == torch.float16:
+        return 16 if backward else 32, 8, 2
+    return (32, 4, 2) if backward else (32, 2, 2)

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ripple_attention.ops.tiled_triton import (
     SMALLEST,
+    _chunk,
     _inverse,
+    _launch,
     _load,
     _load_state,
     _offsets,
     _padded,
-    _place,
     _store,
     _sum_state,
     _times_state,
@@ -30,40 +31,40 @@ TOKENS_AT_ONCE = 64
 
 @triton.jit
 def linear_kernel(
-    q, state, out, denominator, q_strides, H, W, N, blocks, eps, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, TOKENS: tl.constexpr,
+    first, q, state, out, denominator, q_strides, H, W, eps, N: tl.constexpr, M: tl.constexpr,
+    E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """Output and denominator + eps of a block of queries."""
-    b, n, block = _place(blocks, N)
+    b, n, block = _chunk(first, N)
     index = block * TOKENS + tl.arange(0, TOKENS)
     row, column = index // W, index % W
     inside = row < H
     q += b * q_strides[0] + n * q_strides[3]
-    query = _load(q, _offsets(row, column, q_strides), inside, M, PADDED_M)
+    query = _load(q, _offsets(row, column, q_strides, True), inside, M, PADDED_M)
     sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
     numerator = _times_state(query, tl.trans(sums))
     result = tl.sum(query.to(tl.float32) * ones[None, :], 1) + eps
     empty = tl.abs(result) < SMALLEST
     quotient = numerator / tl.where(empty, 1.0, result)[:, None]
-    token = _token(b, row, column, n, H, W, N)
+    token = _token(b, n, row, column, H, W, N, True)
     _store(out, token, inside, tl.where(empty[:, None], 0.0, quotient), E, PADDED_E)
     tl.store(denominator + token, result, mask=inside)
 
 
 @triton.jit
 def linear_query_gradient_kernel(
-    grad, out, denominator, state, delta, inverse, grad_q, grad_strides, H, W, N, blocks,
-    M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
-    TOKENS: tl.constexpr,
+    first, grad, out, denominator, state, delta, inverse, grad_q, grad_strides, H, W,
+    N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_E: tl.constexpr, TOKENS: tl.constexpr,
 ):  # fmt: skip
     """∂φq_i = (S' ∂o_i − δ_i s)/den_i; and δ_i = ∂o_i·o_i and 1/den_i."""
-    b, n, block = _place(blocks, N)
+    b, n, block = _chunk(first, N)
     index = block * TOKENS + tl.arange(0, TOKENS)
     row, column = index // W, index % W
     inside = row < H
-    token = _token(b, row, column, n, H, W, N)
+    token = _token(b, n, row, column, H, W, N, True)
     grad += b * grad_strides[0] + n * grad_strides[3]
-    upstream = _load(grad, _offsets(row, column, grad_strides), inside, E, PADDED_E)
+    upstream = _load(grad, _offsets(row, column, grad_strides, True), inside, E, PADDED_E)
     result = _load(out, token * E, inside, E, PADDED_E)
     projection = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
     scale = _inverse(tl.load(denominator + token, mask=inside, other=0.0))
@@ -76,20 +77,21 @@ def linear_query_gradient_kernel(
 
 @triton.jit
 def linear_key_gradient_kernel(
-    k, v, state, grad_k, grad_v, k_strides, v_strides, H, W, N, blocks, M: tl.constexpr,
-    E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, TOKENS: tl.constexpr,
+    first, k, v, state, grad_k, grad_v, k_strides, v_strides, H, W, N: tl.constexpr,
+    M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
+    TOKENS: tl.constexpr,
 ):  # fmt: skip
     """∂φk_j = T [v_j, 1] and ∂v_j = T'ᵀ φk_j, where T = [T', t] = Σ_i φq_i [∂o_i, −δ_i]ᵀ/den_i."""
-    b, n, block = _place(blocks, N)
+    b, n, block = _chunk(first, N)
     index = block * TOKENS + tl.arange(0, TOKENS)
     row, column = index // W, index % W
     inside = row < H
     k += b * k_strides[0] + n * k_strides[3]
     v += b * v_strides[0] + n * v_strides[3]
-    key = _load(k, _offsets(row, column, k_strides), inside, M, PADDED_M)
-    value = _load(v, _offsets(row, column, v_strides), inside, E, PADDED_E)
+    key = _load(k, _offsets(row, column, k_strides, True), inside, M, PADDED_M)
+    value = _load(v, _offsets(row, column, v_strides, True), inside, E, PADDED_E)
     sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
-    token = _token(b, row, column, n, H, W, N)
+    token = _token(b, n, row, column, H, W, N, True)
     _store(grad_k, token, inside, _times_state(value, sums) + ones[None, :], M, PADDED_M)
     _store(grad_v, token, inside, _times_state(key, tl.trans(sums)), E, PADDED_E)
 
@@ -111,9 +113,9 @@ def linear_triton_forward(q: Tensor, state: Tensor, eps: float) -> tuple[Tensor,
     denominator = q.new_empty(B, H, W, N, dtype=torch.float32)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
     with torch.cuda.device_of(q):
-        linear_kernel[(B * N * blocks,)](
-            q, state, out, denominator, q.stride(), H, W, N, blocks, eps,
-            M, E, _padded(M), _padded(E), TOKENS_AT_ONCE, num_warps=4,
+        _launch(
+            linear_kernel, (N, blocks, B), q, state, out, denominator, q.stride(), H, W, eps,
+            N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE, num_warps=4,
         )  # fmt: skip
     return out, denominator
 
@@ -134,15 +136,17 @@ def linear_triton_backward(
     grads = [x.new_empty(x.shape) for x in (q, k, v)]
     delta, inverse = torch.empty_like(denominator), torch.empty_like(denominator)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
-    sizes = (H, W, N, blocks, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE)
+    sizes = (H, W, N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE)
     with torch.cuda.device_of(v):
-        linear_query_gradient_kernel[(B * N * blocks,)](
+        _launch(
+            linear_query_gradient_kernel, (N, blocks, B),
             grad, out, denominator, state, delta, inverse, grads[0], grad.stride(), *sizes,
             num_warps=4,
         )  # fmt: skip
         ones = denominator.new_ones(1).expand(B, H, W, N, 1)
         back = _sum_state(q, grad, ones, delta, inverse)
-        linear_key_gradient_kernel[(B * N * blocks,)](
-            k, v, back, grads[1], grads[2], k.stride(), v.stride(), *sizes, num_warps=4
-        )
+        _launch(
+            linear_key_gradient_kernel, (N, blocks, B),
+            k, v, back, grads[1], grads[2], k.stride(), v.stride(), *sizes, num_warps=4,
+        )  # fmt: skip
     return grads[0], grads[1], grads[2]

@@ -129,7 +129,7 @@ def _forward(  # type: ignore[no-untyped-def]
         inner = box
         size += tl.abs(weight)
     rest = tl.load(weights + token * (BOXES + 1) + BOXES, mask=inside, other=0.0)
-    whole = of_mean * (H * W).to(tl.float32)
+    whole = of_mean * (H * W * 1.0)
     sums += rest[:, None] * (whole - inner)
     size += tl.abs(rest)
     value = tl.arange(0, PE)
@@ -166,7 +166,7 @@ def _query_gradients(  # type: ignore[no-untyped-def]
         tl.store(grad_weights + token * (BOXES + 1) + g, tl.sum(query * ring, 1), mask=inside)
         inner = box
     rest = tl.load(weights + token * (BOXES + 1) + BOXES, mask=inside, other=0.0)
-    ring = of_mean * (H * W).to(tl.float32) - inner
+    ring = of_mean * (H * W * 1.0) - inner
     total += rest[:, None] * ring
     tl.store(grad_weights + token * (BOXES + 1) + BOXES, tl.sum(query * ring, 1), mask=inside)
     feature = tl.arange(0, PM)

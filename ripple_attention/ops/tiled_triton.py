@@ -37,62 +37,89 @@ ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of
 
 # Kernels. M and E are the widths of features and values, PADDED_M and PADDED_E the powers of two
 # that hold them. WHOLE: the window is the grid. RADII: the partition. Strides are those of
-# (B, H, W, N), and of G for the weights. Offsets are int64.
+# (B, H, W, N), and of G for the weights. WIDE: offsets take 64 bits.
 
 
 @triton.jit
-def _place(tiles, N):
-    """Batch, head and tile of this program: heads of one tile run together, as they lie."""
-    program = tl.program_id(0)
-    return (program // (N * tiles)).to(tl.int64), (program % N).to(tl.int64), program // N % tiles
+def _place(first, N: tl.constexpr):
+    """Batch, head, and row and column of the tile: heads of one tile run together, as they lie."""
+    across = tl.program_id(0)
+    return first + tl.program_id(2), across % N, tl.program_id(1), across // N
 
 
 @triton.jit
-def _tile_tokens(tile, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr):
-    """Row and column of each token of a tile: a run of tokens where WHOLE, else a rectangle."""
+def _chunk(first, N: tl.constexpr):
+    """Batch, head, and chunk of tokens, where programs take these."""
+    b, n, chunk, _ = _place(first, N)
+    return b.to(tl.int64), n.to(tl.int64), chunk
+
+
+@triton.jit
+def _tile(
+    down, across, H, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """A tile's first row and column; its tokens' rows and columns from there; which there are.
+
+    A run of tokens where WHOLE, whose rows and columns are those of the grid; else a rectangle.
+    """
     index = tl.arange(0, ROWS * COLUMNS)
     if WHOLE:
-        index += tile * ROWS * COLUMNS
+        top, left = down * 0, across * 0
+        index += down * ROWS * COLUMNS
         row, column = index // W, index % W
     else:
-        across = tl.cdiv(W, COLUMNS)
-        row = tile // across * ROWS + index // COLUMNS
-        column = tile % across * COLUMNS + index % COLUMNS
-    return row, column
+        top, left = down * ROWS, across * COLUMNS
+        row, column = index // COLUMNS, index % COLUMNS
+    return top, left, row, column, (top + row < H) & (left + column < W)
 
 
 @triton.jit
-def _window(
-    tile, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr, REACH: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """First row, first column, and the column after the last, of the window around a tile."""
-    if WHOLE:
-        top, left, right = tile * 0, tile * 0, W
-    else:
-        across = tl.cdiv(W, COLUMNS)
-        top = tile // across * ROWS - REACH
-        left = tile % across * COLUMNS - REACH
-        right = tl.minimum(left + COLUMNS + 2 * REACH, W)
-    return top, left, right
+def _corner(base, b, n, row, column, strides, WIDE: tl.constexpr):
+    """A pointer to a token's head."""
+    if WIDE:
+        b, n, row, column = b.to(tl.int64), n.to(tl.int64), row.to(tl.int64), column.to(tl.int64)
+    return base + (b * strides[0] + n * strides[3] + row * strides[1] + column * strides[2])
 
 
 @triton.jit
-def _span(span, left, right, column, SPAN: tl.constexpr):
-    """Some columns of a window, which of them are there, and how far the tile's are from them."""
-    others = left + span * SPAN + tl.arange(0, SPAN)
-    present = (others >= 0) & (others < right)
-    return others, present, tl.abs(column[:, None] - others[None, :])
-
-
-@triton.jit
-def _offsets(row, column, strides):
-    return row.to(tl.int64) * strides[1] + column.to(tl.int64) * strides[2]
-
-
-@triton.jit
-def _token(b, row, column, n, H, W, N):
+def _token(b, n, row, column, H, W, N: tl.constexpr, WIDE: tl.constexpr):
     """The index of a token's head in a contiguous (B, H, W, N)."""
+    if WIDE:
+        b = b.to(tl.int64)
     return ((b * H + row) * W + column) * N + n
+
+
+@triton.jit
+def _offsets(row, column, strides, WIDE: tl.constexpr):
+    if WIDE:
+        row, column = row.to(tl.int64), column.to(tl.int64)
+    return row * strides[1] + column * strides[2]
+
+
+@triton.jit
+def _token_offsets(row, column, W, N: tl.constexpr, WIDE: tl.constexpr):
+    if WIDE:
+        row, column = row.to(tl.int64), column.to(tl.int64)
+    return (row * W + column) * N
+
+
+@triton.jit
+def _span(
+    span, left, column, W, STEP: tl.constexpr, SPAN: tl.constexpr, REACH: tl.constexpr,
+    WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Some columns of STEP rows of a window: rows, and columns from the tile's first; which columns
+    there are; and how far a tile's are from them.
+
+    The window begins REACH before its tile, or with the grid where WHOLE.
+    """
+    reach: tl.constexpr = 0 if WHOLE else REACH
+    index = tl.arange(0, STEP * SPAN)
+    others = span * SPAN + index % SPAN - reach
+    present = (left + others >= 0) & (left + others < W)
+    if not WHOLE:
+        present = present & (others < COLUMNS + reach)
+    return index // SPAN, others, present, tl.abs(column[:, None] - others[None, :])
 
 
 @triton.jit
@@ -158,6 +185,18 @@ def _in_group(distance, g: tl.constexpr, RADII: tl.constexpr):
 
 
 @triton.jit
+def _group_of(distance, RADII: tl.constexpr):
+    """The group of each distance, counted from 0."""
+    if RADII[len(RADII) - 1] - RADII[0] == len(RADII) - 1:  # one distance a group
+        group = tl.minimum(tl.maximum(distance - RADII[0], 0), len(RADII))
+    else:
+        group = distance * 0
+        for g in tl.static_range(len(RADII)):
+            group += (distance > RADII[g]).to(tl.int32)
+    return group
+
+
+@triton.jit
 def _weights_at(distance, near, beyond, axis: tl.constexpr, RADII: tl.constexpr):
     """The weight at each distance (a vector, or a matrix of which `axis` is not the queries')."""
     weight = beyond
@@ -194,16 +233,19 @@ def _parts(x, dtype: tl.constexpr):
 
 @triton.jit
 def _add_products(x, inputs, total, SPLIT: tl.constexpr):
-    """total + x @ inputs, for a float32 x. Without SPLIT, x is rounded to bfloat16 inputs' type."""
+    """total + x @ inputs, for a float32 x. Without SPLIT, x is rounded for tensor cores."""
     if inputs.dtype == tl.float32:
         total = tl.dot(x, inputs, total, input_precision="ieee")
-    elif inputs.dtype == tl.bfloat16 and not SPLIT:
-        total = tl.dot(x.to(tl.bfloat16), inputs, total)
-    else:
+    elif SPLIT:
         high, low = _parts(x, inputs.dtype)
         exact = inputs.to(high.dtype)
         total = tl.dot(high, exact, total, input_precision="tf32")
         total = tl.dot(low, exact, total, input_precision="tf32")
+    elif inputs.dtype == tl.bfloat16:
+        total = tl.dot(x.to(tl.bfloat16), inputs, total)
+    else:  # to the nearest number of tf32: the cores would drop the last bits
+        rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+        total = tl.dot(rounded, inputs.to(tl.float32), total, input_precision="tf32")
     return total
 
 
@@ -222,89 +264,101 @@ def _times_state(inputs, state):
 
 @triton.jit
 def state_kernel(
-    features, values, weights, delta, inverse, partial, feature_strides, value_strides,
-    weight_strides, H, W, N, chunks, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
-    PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
-    BACKWARD: tl.constexpr,
+    first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
+    weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
+    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """One chunk's share of a sum over the image, transposed: (E+1, M).
 
     Forward:  Sᵀ = Σ_j [v_j, 1] φk_jᵀ, of keys and values.
     BACKWARD: Tᵀ = Σ_i α_rest(i)/den_i · [∂o_i, −δ_i] φq_iᵀ, of queries and output gradients.
+    FLAT: rows follow each other in memory as columns do.
     """
-    b, n, chunk = _place(chunks, N)
+    b, n, chunk = _chunk(first, N)
     features += b * feature_strides[0] + n * feature_strides[3]
     values += b * value_strides[0] + n * value_strides[3]
     weights += b * weight_strides[0] + n * weight_strides[3] + (GROUPS - 1) * weight_strides[4]
     total = tl.zeros((PADDED_E, PADDED_M), tl.float32)
-    ones = tl.zeros((PADDED_M,), tl.float32)
+    ones = tl.zeros((TOKENS, PADDED_M), tl.float32)  # summed over tokens once, at the end
     for block in range(BLOCKS):
         index = (chunk * BLOCKS + block) * TOKENS + tl.arange(0, TOKENS)
-        row, column = index // W, index % W
-        inside = row < H
-        feature = _load(features, _offsets(row, column, feature_strides), inside, M, PADDED_M)
-        value = _load(values, _offsets(row, column, value_strides), inside, E, PADDED_E)
+        inside = index < H * W
+        row, column = index * 0, index
+        if not FLAT:
+            row, column = index // W, index % W
+        feature = _load(features, _offsets(row, column, feature_strides, True), inside, M, PADDED_M)
+        value = _load(values, _offsets(row, column, value_strides, True), inside, E, PADDED_E)
         if BACKWARD:
-            rest = tl.load(weights + _offsets(row, column, weight_strides), mask=inside, other=0.0)
-            token = _token(b, row, column, n, H, W, N)
+            at = _offsets(row, column, weight_strides, True)
+            rest = tl.load(weights + at, mask=inside, other=0.0)
+            token = b * H * W * N + index.to(tl.int64) * N + n
             weight = rest.to(tl.float32) * tl.load(inverse + token, mask=inside, other=0.0)
             weighted = tl.trans(value.to(tl.float32) * weight[:, None])
             total = _add_products(weighted, feature, total, True)
             weight *= -tl.load(delta + token, mask=inside, other=0.0)
-            ones += tl.sum(feature.to(tl.float32) * weight[:, None], 0)
+            ones += feature.to(tl.float32) * weight[:, None]
         else:
             total = tl.dot(tl.trans(value), feature, total, input_precision="ieee")
-            ones += tl.sum(feature.to(tl.float32), 0)
-    start = partial + ((chunk * (tl.num_programs(0) // chunks)) + b * N + n) * ((E + 1) * M)
+            ones += feature.to(tl.float32)
+    start = partial + ((b * N + n) * chunks + chunk) * ((E + 1) * M)
     channel, m = tl.arange(0, PADDED_E), tl.arange(0, PADDED_M)
     mask = (channel < E)[:, None] & (m < M)[None, :]
     tl.store(start + channel[:, None] * M + m[None, :], total, mask=mask)
-    tl.store(start + E * M + m, ones, mask=m < M)
+    tl.store(start + E * M + m, tl.sum(ones, 0), mask=m < M)
 
 
 @triton.jit
 def forward_kernel(
-    q, k, v, weights, state, out, denominator, q_strides, k_strides, v_strides, weight_strides, H,
-    W, N, tiles, eps, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
-    PADDED_E: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SPAN: tl.constexpr, SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr,
+    first, q, k, v, weights, state, out, denominator, q_strides, k_strides, v_strides,
+    weight_strides, H, W, eps, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
+    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr,
+    SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
     SPLIT: tl.constexpr,
 ):  # fmt: skip
     """Output and denominator + eps of a tile of queries.
 
     [numerator, denominator]_i = α_rest φq_iᵀ S + Σ_{j in the box} (α_g − α_rest)(φq_i·φk_j)[v_j, 1]
     """
-    b, n, tile = _place(tiles, N)
-    q += b * q_strides[0] + n * q_strides[3]
-    k += b * k_strides[0] + n * k_strides[3]
-    v += b * v_strides[0] + n * v_strides[3]
-    weights += b * weight_strides[0] + n * weight_strides[3]
-    row, column = _tile_tokens(tile, W, ROWS, COLUMNS, WHOLE)
-    inside = (row < H) & (column < W)
-    query = _load(q, _offsets(row, column, q_strides), inside, M, PADDED_M)
-    pointers = weights + _offsets(row, column, weight_strides)
-    near, beyond, rest = _load_weights(pointers, inside, weight_strides[4], RADII, WHOLE)
+    reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]  # of the window beyond the tile
+    b, n, down, across = _place(first, N)
+    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
+    at = _corner(q, b, n, top, left, q_strides, WIDE)
+    query = _load(at, _offsets(row, column, q_strides, WIDE), inside, M, PADDED_M)
+    at = _corner(weights, b, n, top, left, weight_strides, WIDE)
+    at += _offsets(row, column, weight_strides, WIDE)
+    near, beyond, rest = _load_weights(at, inside, weight_strides[4], RADII, WHOLE)
 
-    top, left, right = _window(tile, W, ROWS, COLUMNS, RADII[len(RADII) - 1], WHOLE)
     numerator = tl.zeros((ROWS * COLUMNS, PADDED_E), tl.float32)
     near_sums = tl.zeros((ROWS * COLUMNS, SPAN), tl.float32)
     for span in range(SPANS):
-        key_column, present, across = _span(span, left, right, column, SPAN)
-        across_weight = _weights_at(across, near, beyond, 1, RADII)
-        for step in range(WINDOW_ROWS):
-            key_row = top + step
-            there = present & (key_row >= 0) & (key_row < H)
-            key = _load(k, _offsets(key_row, key_column, k_strides), there, M, PADDED_M)
-            value = _load(v, _offsets(key_row, key_column, v_strides), there, E, PADDED_E)
-            down = tl.abs(row - key_row)
-            down_weight = _weights_at(down, near, beyond, 1, RADII)
+        below, others, present, far_across = _span(
+            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
+        )
+        across_weight = _weights_at(far_across, near, beyond, 1, RADII)
+        k_row = _corner(k, b, n, top - reach, left, k_strides, WIDE)
+        v_row = _corner(v, b, n, top - reach, left, v_strides, WIDE)
+        k_offsets = _offsets(below, others, k_strides, WIDE)
+        v_offsets = _offsets(below, others, v_strides, WIDE)
+        for step in range(0, WINDOW_ROWS, STEP):
+            key_row = below + (step - reach)
+            there = present & (top + key_row >= 0) & (top + key_row < H)
+            key = _load(k_row, k_offsets, there, M, PADDED_M)
+            value = _load(v_row, v_offsets, there, E, PADDED_E)
+            far_down = tl.abs(row[:, None] - key_row[None, :])
+            down_weight = _weights_at(far_down, near, beyond, 1, RADII)
             pairs = tl.dot(query, tl.trans(key), input_precision="ieee")  # (queries, keys)
-            pairs *= tl.where(down[:, None] >= across, down_weight[:, None], across_weight)
-            near_sums += pairs
+            pairs *= tl.where(far_down >= far_across, down_weight, across_weight)
+            near_sums += tl.sum(tl.reshape(pairs, (ROWS * COLUMNS, STEP, SPAN)), 1)
             numerator = _add_products(pairs, value, numerator, SPLIT)
+            for _ in tl.static_range(STEP):  # one by one: a multiple may not fit 32 bits
+                k_row += k_strides[1]
+                v_row += v_strides[1]
 
     total = tl.sum(near_sums, 1)
     result = total + eps
+    blind = inside != inside  # none
     if not WHOLE:
         sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
         numerator += rest[:, None] * _times_state(query, tl.trans(sums))
@@ -312,156 +366,196 @@ def forward_kernel(
         result += far
         rounding = ROUNDING * (tl.abs(total) + tl.abs(far))
         result = tl.where(tl.abs(result) <= rounding, 0.0, result)
-    empty = tl.abs(result) < SMALLEST
-    numerator /= tl.where(empty, 1.0, result)[:, None]
-    numerator = tl.where(empty[:, None], 0.0, numerator)
-    token = _token(b, row, column, n, H, W, N)
-    _store(out, token, inside, numerator, E, PADDED_E)
-    tl.store(denominator + token, result, mask=inside)
+        blind = tl.abs(total + far) <= rounding  # sees nothing: the numerator is rounding, too
+    scale = _inverse(result)
+    nothing = (scale == 0) | blind
+    numerator = tl.where(nothing[:, None], 0.0, numerator * scale[:, None])
+    corner = _token(b, n, top, left, H, W, N, WIDE)
+    token = _token_offsets(row, column, W, N, WIDE)
+    _store(out + corner * E, token, inside, numerator, E, PADDED_E)
+    tl.store(denominator + corner + token, result, mask=inside)
 
 
 @triton.jit
 def query_gradient_kernel(
-    grad, q, k, v, weights, out, denominator, state, delta, inverse, grad_q, grad_weights,
-    grad_strides, q_strides, k_strides, v_strides, weight_strides, H, W, N, tiles, M: tl.constexpr,
-    E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, RADII: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
-    WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, SPLIT: tl.constexpr,
+    first, grad, q, k, v, weights, out, denominator, state, delta, inverse, scaled, grad_q,
+    grad_weights, grad_strides, q_strides, k_strides, v_strides, weight_strides, H, W,
+    N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
-    """∂φq and ∂α of a tile of queries; and δ_i = ∂o_i·o_i and 1/den_i, for sums over queries.
+    """∂φq and ∂α of a tile of queries; and what sums over queries take, δ_i = ∂o_i·o_i, 1/den_i
+    and w_i = (near weights)/den_i.
 
     With the pull t_ij = ∂o_i·v_j − δ_i, and 1/den_i taken out of all sums:
     ∂φq_i = Σ_j w_ij t_ij φk_j / den_i,  ∂α_g(i) = Σ_{j in g} (φq_i·φk_j) t_ij / den_i.
     """
-    b, n, tile = _place(tiles, N)
-    grad += b * grad_strides[0] + n * grad_strides[3]
-    q += b * q_strides[0] + n * q_strides[3]
-    k += b * k_strides[0] + n * k_strides[3]
-    v += b * v_strides[0] + n * v_strides[3]
-    weights += b * weight_strides[0] + n * weight_strides[3]
-    row, column = _tile_tokens(tile, W, ROWS, COLUMNS, WHOLE)
-    inside = (row < H) & (column < W)
-    token = _token(b, row, column, n, H, W, N)
-    upstream = _load(grad, _offsets(row, column, grad_strides), inside, E, PADDED_E)
-    result = _load(out, token * E, inside, E, PADDED_E)
+    reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]
+    groups: tl.constexpr = len(RADII) + 1
+    b, n, down, across = _place(first, N)
+    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
+    corner = _token(b, n, top, left, H, W, N, WIDE)
+    token = _token_offsets(row, column, W, N, WIDE)
+    at = _corner(grad, b, n, top, left, grad_strides, WIDE)
+    upstream = _load(at, _offsets(row, column, grad_strides, WIDE), inside, E, PADDED_E)
+    result = _load(out + corner * E, token * E, inside, E, PADDED_E)
     projection = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
-    tl.store(delta + token, projection, mask=inside)
-    scale = _inverse(tl.load(denominator + token, mask=inside, other=0.0))
-    tl.store(inverse + token, scale, mask=inside)
-    query = _load(q, _offsets(row, column, q_strides), inside, M, PADDED_M)
-    pointers = weights + _offsets(row, column, weight_strides)
-    near, beyond, rest = _load_weights(pointers, inside, weight_strides[4], RADII, WHOLE)
+    tl.store(delta + corner + token, projection, mask=inside)
+    scale = _inverse(tl.load(denominator + corner + token, mask=inside, other=0.0))
+    tl.store(inverse + corner + token, scale, mask=inside)
+    at = _corner(q, b, n, top, left, q_strides, WIDE)
+    query = _load(at, _offsets(row, column, q_strides, WIDE), inside, M, PADDED_M)
+    at = _corner(weights, b, n, top, left, weight_strides, WIDE)
+    at += _offsets(row, column, weight_strides, WIDE)
+    near, beyond, rest = _load_weights(at, inside, weight_strides[4], RADII, WHOLE)
+    slot = tl.arange(0, PADDED_G)[None, :]
+    rows = tl.zeros((ROWS * COLUMNS, PADDED_G), tl.float32)
+    for g in tl.static_range(len(RADII)):
+        rows = tl.where(slot == g, near[g][:, None], rows)
+    rows = scale[:, None] * tl.where(slot == len(RADII), beyond[:, None], rows)
+    at = scaled + corner * PADDED_G + (token[:, None] * PADDED_G + slot)
+    tl.store(at, rows, mask=inside[:, None])
 
-    top, left, right = _window(tile, W, ROWS, COLUMNS, RADII[len(RADII) - 1], WHOLE)
     gradient = tl.zeros((ROWS * COLUMNS, PADDED_M), tl.float32)
+    minus = tl.broadcast_to(-projection[:, None], (ROWS * COLUMNS, STEP * SPAN))
     whole = tl.zeros((ROWS * COLUMNS,), tl.float32)  # of all keys, then of the rest
     by_group = ()
     for _ in tl.static_range(len(RADII)):
         by_group = by_group + (tl.zeros((ROWS * COLUMNS,), tl.float32),)
     for span in range(SPANS):
-        key_column, present, across = _span(span, left, right, column, SPAN)
-        across_weight = _weights_at(across, near, beyond, 1, RADII)
-        across_sums = tl.zeros((ROWS * COLUMNS, SPAN), tl.float32)
-        for step in range(WINDOW_ROWS):
-            key_row = top + step
-            there = present & (key_row >= 0) & (key_row < H)
-            key = _load(k, _offsets(key_row, key_column, k_strides), there, M, PADDED_M)
-            value = _load(v, _offsets(key_row, key_column, v_strides), there, E, PADDED_E)
-            down = tl.abs(row - key_row)
-            down_weight = _weights_at(down, near, beyond, 1, RADII)
+        below, others, present, far_across = _span(
+            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
+        )
+        across_weight = _weights_at(far_across, near, beyond, 1, RADII)
+        across_sums = tl.zeros((ROWS * COLUMNS, STEP * SPAN), tl.float32)
+        k_row = _corner(k, b, n, top - reach, left, k_strides, WIDE)
+        v_row = _corner(v, b, n, top - reach, left, v_strides, WIDE)
+        k_offsets = _offsets(below, others, k_strides, WIDE)
+        v_offsets = _offsets(below, others, v_strides, WIDE)
+        for step in range(0, WINDOW_ROWS, STEP):
+            key_row = below + (step - reach)
+            there = present & (top + key_row >= 0) & (top + key_row < H)
+            key = _load(k_row, k_offsets, there, M, PADDED_M)
+            value = _load(v_row, v_offsets, there, E, PADDED_E)
+            far_down = tl.abs(row[:, None] - key_row[None, :])
+            down_weight = _weights_at(far_down, near, beyond, 1, RADII)
             similarity = tl.dot(query, tl.trans(key), input_precision="ieee")  # (queries, keys)
-            pull = tl.dot(upstream, tl.trans(value), input_precision="ieee") - projection[:, None]
+            pull = tl.dot(upstream, tl.trans(value), minus, input_precision="ieee")
             products = similarity * pull
-            by_row = down[:, None] >= across  # the distance is that of rows, else of columns
+            by_row = far_down >= far_across  # the distance is of rows, else of columns
             across_sums += tl.where(by_row, 0.0, products)
-            down_sum = tl.sum(tl.where(by_row, products, 0.0), 1)
-            sums = ()
-            for g in tl.static_range(len(RADII)):
-                sums = sums + (by_group[g] + tl.where(_in_group(down, g, RADII), down_sum, 0.0),)
-            by_group = sums
-            if WHOLE:
-                whole += tl.where(down > RADII[len(RADII) - 1], down_sum, 0.0)
-            pull *= tl.where(by_row, down_weight[:, None], across_weight)
+            products = tl.where(by_row, products, 0.0)
+            for i in tl.static_range(STEP):
+                # −0 adds nothing, and the compiler knows: each sum is one row's.
+                down_sum = tl.sum(tl.where(below[None, :] == i, products, -0.0), 1)
+                far = tl.abs(row - (step + i - reach))
+                sums = ()
+                for g in tl.static_range(len(RADII)):
+                    members = _in_group(far, g, RADII)
+                    sums = sums + (by_group[g] + tl.where(members, down_sum, 0.0),)
+                by_group = sums
+                if WHOLE:
+                    whole += tl.where(far > RADII[len(RADII) - 1], down_sum, 0.0)
+            pull *= tl.where(by_row, down_weight, across_weight)
             gradient = _add_products(pull, key, gradient, SPLIT)
+            for _ in tl.static_range(STEP):  # one by one: a multiple may not fit 32 bits
+                k_row += k_strides[1]
+                v_row += v_strides[1]
         sums = ()
         for g in tl.static_range(len(RADII)):
-            members = tl.where(_in_group(across, g, RADII), across_sums, 0.0)
+            members = tl.where(_in_group(far_across, g, RADII), across_sums, 0.0)
             sums = sums + (by_group[g] + tl.sum(members, 1),)
         by_group = sums
         if WHOLE:
-            whole += tl.sum(tl.where(across > RADII[len(RADII) - 1], across_sums, 0.0), 1)
+            whole += tl.sum(tl.where(far_across > RADII[len(RADII) - 1], across_sums, 0.0), 1)
 
     if not WHOLE:
         sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
         far_pull = _times_state(upstream, sums) - projection[:, None] * ones[None, :]
         gradient += rest[:, None] * far_pull
         whole = tl.sum(query.to(tl.float32) * far_pull, 1)
-    _store(grad_q, token, inside, scale[:, None] * gradient, M, PADDED_M)
+    _store(grad_q + corner * M, token, inside, scale[:, None] * gradient, M, PADDED_M)
     weight_type = grad_weights.dtype.element_ty
-    pointers = grad_weights + token * (len(RADII) + 1)
+    at = grad_weights + corner * groups + token * groups
     for g in tl.static_range(len(RADII)):
-        tl.store(pointers + g, (scale * by_group[g]).to(weight_type), mask=inside)
+        tl.store(at + g, (scale * by_group[g]).to(weight_type), mask=inside)
         if not WHOLE:
             whole -= by_group[g]
-    tl.store(pointers + len(RADII), (scale * whole).to(weight_type), mask=inside)
+    tl.store(at + len(RADII), (scale * whole).to(weight_type), mask=inside)
 
 
 @triton.jit
 def key_gradient_kernel(
-    grad, q, k, v, weights, delta, inverse, state, grad_k, grad_v, grad_strides, q_strides,
-    k_strides, v_strides, weight_strides, H, W, N, tiles, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr,
-    WHOLE: tl.constexpr, SPLIT: tl.constexpr,
+    first, grad, q, k, v, scaled, delta, state, grad_k, grad_v, grad_strides, q_strides, k_strides,
+    v_strides, H, W, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
+    COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
+    WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
+    GATHER: tl.constexpr,
 ):  # fmt: skip
     """∂φk and ∂v of a tile of keys, from the queries around it: who sees me is whom I see.
 
     ∂φk_j = Σ_i w_ij/den_i t_ij φq_i,  ∂v_j = Σ_i w_ij/den_i (φq_i·φk_j) ∂o_i, far parts by T.
     """
-    b, n, tile = _place(tiles, N)
-    grad += b * grad_strides[0] + n * grad_strides[3]
-    q += b * q_strides[0] + n * q_strides[3]
-    k += b * k_strides[0] + n * k_strides[3]
-    v += b * v_strides[0] + n * v_strides[3]
-    weights += b * weight_strides[0] + n * weight_strides[3]
-    row, column = _tile_tokens(tile, W, ROWS, COLUMNS, WHOLE)
-    inside = (row < H) & (column < W)
-    key = _load(k, _offsets(row, column, k_strides), inside, M, PADDED_M)
-    value = _load(v, _offsets(row, column, v_strides), inside, E, PADDED_E)
+    reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]
+    b, n, down, across = _place(first, N)
+    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
+    corner = _corner(k, b, n, top, left, k_strides, WIDE)
+    key = _load(corner, _offsets(row, column, k_strides, WIDE), inside, M, PADDED_M)
+    corner = _corner(v, b, n, top, left, v_strides, WIDE)
+    value = _load(corner, _offsets(row, column, v_strides, WIDE), inside, E, PADDED_E)
+    slot = tl.arange(0, PADDED_G)
 
-    top, left, right = _window(tile, W, ROWS, COLUMNS, RADII[len(RADII) - 1], WHOLE)
     key_gradient = tl.zeros((ROWS * COLUMNS, PADDED_M), tl.float32)
     value_gradient = tl.zeros((ROWS * COLUMNS, PADDED_E), tl.float32)
     for span in range(SPANS):
-        query_column, present, across = _span(span, left, right, column, SPAN)
-        for step in range(WINDOW_ROWS):
-            query_row = top + step
-            there = present & (query_row >= 0) & (query_row < H)
-            query = _load(q, _offsets(query_row, query_column, q_strides), there, M, PADDED_M)
-            at = _offsets(query_row, query_column, grad_strides)
-            upstream = _load(grad, at, there, E, PADDED_E)
-            token = _token(b, query_row, query_column, n, H, W, N)
-            projection = tl.load(delta + token, mask=there, other=0.0)
-            scale = tl.load(inverse + token, mask=there, other=0.0)
-            pointers = weights + _offsets(query_row, query_column, weight_strides)
-            near, beyond, _ = _load_weights(pointers, there, weight_strides[4], RADII, WHOLE)
-            distance = tl.maximum(tl.abs(row - query_row)[:, None], across)
-            scaled = ()
-            for g in tl.static_range(len(RADII)):
-                scaled = scaled + (near[g] * scale,)
-            weight = _weights_at(distance, scaled, beyond * scale, 0, RADII)
+        below, others, present, far_across = _span(
+            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
+        )
+        q_row = _corner(q, b, n, top - reach, left, q_strides, WIDE)
+        grad_row = _corner(grad, b, n, top - reach, left, grad_strides, WIDE)
+        token_row = _token(b, n, top - reach, left, H, W, N, WIDE)
+        q_offsets = _offsets(below, others, q_strides, WIDE)
+        grad_offsets = _offsets(below, others, grad_strides, WIDE)
+        token = _token_offsets(below, others, W, N, WIDE)
+        group_across = _group_of(far_across, RADII)
+        for step in range(0, WINDOW_ROWS, STEP):
+            query_row = below + (step - reach)
+            there = present & (top + query_row >= 0) & (top + query_row < H)
+            query = _load(q_row, q_offsets, there, M, PADDED_M)
+            upstream = _load(grad_row, grad_offsets, there, E, PADDED_E)
+            projection = tl.load(delta + token_row + token, mask=there, other=0.0)
+            far_down = tl.abs(row[:, None] - query_row[None, :])
+            if GATHER:
+                # Groups grow with distance: that of the larger is the larger of the groups.
+                group = tl.maximum(_group_of(far_down, RADII), group_across)
+                at = scaled + token_row * PADDED_G + (token[None, :] * PADDED_G + slot[:, None])
+                weight = tl.gather(tl.load(at, mask=there[None, :], other=0.0), group, 0)
+            else:
+                of_query = scaled + token_row * PADDED_G + token * PADDED_G
+                near = ()
+                for g in tl.static_range(len(RADII)):
+                    near = near + (tl.load(of_query + g, mask=there, other=0.0),)
+                beyond = tl.load(of_query + len(RADII), mask=there, other=0.0)
+                weight = _weights_at(tl.maximum(far_down, far_across), near, beyond, 0, RADII)
             similarity = tl.dot(key, tl.trans(query), input_precision="ieee")  # (keys, queries)
             pull = tl.dot(value, tl.trans(upstream), input_precision="ieee") - projection[None, :]
             key_gradient = _add_products(pull * weight, query, key_gradient, SPLIT)
             value_gradient = _add_products(similarity * weight, upstream, value_gradient, SPLIT)
+            for _ in tl.static_range(STEP):  # one by one: a multiple may not fit 32 bits
+                q_row += q_strides[1]
+                grad_row += grad_strides[1]
+            token_row += STEP * W * N
 
     if not WHOLE:
         sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
         key_gradient += _times_state(value, sums) + ones[None, :]
         value_gradient += _times_state(key, tl.trans(sums))
-    token = _token(b, row, column, n, H, W, N)
-    _store(grad_k, token, inside, key_gradient, M, PADDED_M)
-    _store(grad_v, token, inside, value_gradient, E, PADDED_E)
+    first_token = _token(b, n, top, left, H, W, N, WIDE)
+    token = _token_offsets(row, column, W, N, WIDE)
+    _store(grad_k + first_token * M, token, inside, key_gradient, M, PADDED_M)
+    _store(grad_v + first_token * E, token, inside, value_gradient, E, PADDED_E)
 
 
 # Launchers
@@ -484,15 +578,15 @@ def tiled_triton_forward(
     q, k, v = (_dense_channels(x) for x in (q, k, v))
     out = v.new_empty(v.shape)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
-    plan = _choose(q, v, radii)
+    plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
         if state is None and not plan.whole:
             state = _sum_state(k, v, spatial_weights)
-        forward_kernel[plan.grid](
+        _launch(
+            forward_kernel, plan.grid,
             q, k, v, spatial_weights, state, out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
-            *v.shape[1:4], plan.tiles, eps, *plan.constants,
-            num_warps=plan.warps, num_stages=plan.stages,
+            *v.shape[1:3], eps, *plan.constants, **plan.options,
         )  # fmt: skip
     return out, denominator
 
@@ -513,21 +607,25 @@ def tiled_triton_backward(
     out, denominator = out.contiguous(), denominator.contiguous()
     grads = [x.new_empty(x.shape) for x in (q, k, v, spatial_weights)]
     delta, inverse = torch.empty_like(denominator), torch.empty_like(denominator)
-    plan = _choose(q, v, radii)
-    strides = [x.stride() for x in (grad, q, k, v, spatial_weights)]
-    sizes = (*v.shape[1:4], plan.tiles)
-    options = {"num_warps": plan.warps, "num_stages": plan.stages}
+    scaled = delta.new_empty(*delta.shape, triton.next_power_of_2(len(radii) + 1))
+    inputs = grad, q, k, v, spatial_weights
+    by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
+    strides = [x.stride() for x in (grad, q, k, v)]
+    gather = v.dtype != torch.float32 and max(_padded(q.shape[-1]), _padded(v.shape[-1])) <= 64
     with torch.cuda.device_of(v):
-        if state is None and not plan.whole:
+        if state is None and not by_query.whole:
             state = _sum_state(k, v, spatial_weights)
-        query_gradient_kernel[plan.grid](
-            grad, q, k, v, spatial_weights, out, denominator, state, delta, inverse,
-            grads[0], grads[3], *strides, *sizes, *plan.constants, **options,
+        _launch(
+            query_gradient_kernel, by_query.grid,
+            grad, q, k, v, spatial_weights, out, denominator, state, delta, inverse, scaled,
+            grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
+            *by_query.constants, **by_query.options,
         )  # fmt: skip
-        state = None if plan.whole else _sum_state(q, grad, spatial_weights, delta, inverse)
-        key_gradient_kernel[plan.grid](
-            grad, q, k, v, spatial_weights, delta, inverse, state, grads[1], grads[2],
-            *strides, *sizes, *plan.constants, **options,
+        state = None if by_key.whole else _sum_state(q, grad, spatial_weights, delta, inverse)
+        _launch(
+            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, state,
+            grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, gather,
+            **by_key.options,
         )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3]
 
@@ -541,16 +639,25 @@ def _sum_state(
     Chunks are summed in a fixed order, so results repeat bit for bit.
     """
     (B, H, W, N, M), E = features.shape, values.shape[-1]
-    tokens, blocks, warps = _choose_state(H * W, max(M, E))
+    tokens, blocks, warps = _choose_state(H * W, max(M, E) * features.element_size())
     chunks = triton.cdiv(H * W, tokens * blocks)
-    partial = features.new_empty(chunks, B, N, E + 1, M, dtype=torch.float32)
-    state_kernel[(B * N * chunks,)](
+    flat = all(x.stride(1) == W * x.stride(2) for x in (features, values, spatial_weights))
+    partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
+    _launch(
+        state_kernel, (N, chunks, B),
         features, values, spatial_weights, delta, inverse, partial,
-        features.stride(), values.stride(), spatial_weights.stride(), H, W, N, chunks,
-        M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks,
-        delta is not None, num_warps=warps, num_stages=2,
+        features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
+        N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks, flat,
+        delta is not None, num_warps=warps, num_stages=1,
     )  # fmt: skip
-    return partial[0] if chunks == 1 else partial.sum(0)
+    return partial[:, :, 0] if chunks == 1 else partial.sum(2)
+
+
+def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
+    """Runs a kernel for all images, as many at a time as a grid's third dimension takes."""
+    for first in range(0, grid[2], 65535):
+        images = min(grid[2] - first, 65535)
+        kernel[(grid[0], grid[1], images)](first, *arguments, **options)
 
 
 def _dense_channels(x: Tensor) -> Tensor:
@@ -569,51 +676,81 @@ WHOLE_TOKENS = 384
 
 # Cut float32 factors in two for bfloat16 products (see above) rather than round them. Rounded, the
 # errors of outputs and gradients grow by up to 1.4 times, and what eps fades out keeps 8 bits.
-SPLIT_PAIRS = True
+SPLIT_PAIRS = False
 
-# Tokens whose sums one program forms, and how many of them at once.
-STATE_TOKENS, STATE_BLOCK = 1024, 64
+# Tokens whose sums one program forms.
+STATE_TOKENS = 512
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a program does and how many there are."""
 
-    grid: tuple[int]
-    tiles: int
-    constants: tuple[Any, ...]  # of the kernels, from M on
+    grid: tuple[int, int, int]
+    constants: tuple[Any, ...]  # of the kernels, from N on
     whole: bool
-    warps: int
-    stages: int
+    options: dict[str, int]  # of the launch
 
 
-def _choose(q: Tensor, v: Tensor, radii: list[int]) -> Plan:
-    """Tiles, windows and warps of the three kernels with tiles."""
+def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
+    """Tiles, windows and warps of a kernel with tiles, which reads these inputs.
+
+    Both roles of the backward pass see the same grids as WHOLE.
+    """
     (B, H, W, N, M), E, reach = q.shape, v.shape[-1], radii[-1]
-    tokens, warps, stages = _tile_table(v.dtype, max(_padded(M), _padded(E)))
-    rows = min(triton.next_power_of_2(H), 8 if tokens >= 64 else 4)
-    columns = tokens // rows
+    whole = max(WHOLE_TOKENS, (8 + 2 * reach) ** 2) >= H * W
+    rows, columns, step, options = _tile_table(role, v.dtype, max(_padded(M), _padded(E)), whole)
     height, width = rows + 2 * reach, columns + 2 * reach
-    whole = max(WHOLE_TOKENS, height * width) >= H * W
-    tiles = triton.cdiv(H, rows) * triton.cdiv(W, columns)
+    grid = N * triton.cdiv(W, columns), triton.cdiv(H, rows), B
     if whole:
-        height, width, tiles = H, W, triton.cdiv(H * W, tokens)
+        height, width, grid = H, W, (N, triton.cdiv(H * W, rows * columns), B)
     span = 16 if width <= 16 or width % 32 in range(1, 17) else 32
+    step = min(step, triton.next_power_of_2(height))
+    height = triton.cdiv(height, step) * step
+    groups = triton.next_power_of_2(len(radii) + 1)
+    # The window begins before the grid and ends behind it.
+    reached = [
+        B * x.stride(0) + (H + height) * x.stride(1) + (W + width) * x.stride(2) + N * x.stride(3)
+        for x in inputs
+    ]
+    wide = max(*reached, (B * H + height) * (W + width) * N * max(M, E, groups)) >= 2**31
     constants = (
-        M, E, _padded(M), _padded(E), tuple(radii), rows, columns,
-        span, triton.cdiv(width, span), height, whole, SPLIT_PAIRS,
+        N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
+        step, span, triton.cdiv(width, span), height, whole, wide, SPLIT_PAIRS,
     )  # fmt: skip
-    return Plan((B * N * tiles,), tiles, constants, whole, warps, stages)
+    return Plan(grid, constants, whole, options)
 
 
-def _tile_table(dtype: torch.dtype, wide: int) -> tuple[int, int, int]:
-    """Tokens of a tile, warps and stages, by the wider of φ and v. Not yet tuned on a GPU."""
+def _tile_table(
+    role: str, dtype: torch.dtype, wide: int, whole: bool
+) -> tuple[int, int, int, dict[str, int]]:
+    """Rows and columns of a tile, rows of the window at once, and options of the launch.
+
+    Args:
+        role: "forward", "query" or "key".
+        dtype: Of the inputs.
+        wide: The wider of φ and v.
+        whole: Whether the window is the grid.
+    """
     if dtype == torch.float32:  # products on plain units: small tiles keep them in registers
-        return (32, 4, 2) if wide <= 64 else (16, 4, 2)
-    return (32, 2, 2) if wide <= 64 else (32, 4, 2)
+        return 4, 8 if wide <= 64 else 4, 1, {"num_warps": 4, "num_stages": 2}
+    if wide > 64:
+        return 4, 8, 1, {"num_warps": 4, "num_stages": 2}
+    if dtype == torch.float16:  # float32 operands, twice as large
+        return 4, 8, 1, {"num_warps": 2, "num_stages": 2}
+    if wide > 32 and whole:
+        return 8, 8, 2, {"num_warps": 4, "num_stages": 3}
+    if role == "key":
+        if wide > 32:
+            return 8, 8, 2, {"num_warps": 4, "num_stages": 3}
+        return 4, 8, 2 if whole else 1, {"num_warps": 1, "num_stages": 3}
+    if whole:
+        return 4, 8, 2 if role == "forward" else 1, {"num_warps": 2, "num_stages": 3}
+    registers = 96 if role == "forward" and wide <= 32 else 128  # more programs at a time
+    return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": registers}
 
 
 def _choose_state(tokens: int, wide: int) -> tuple[int, int, int]:
-    """Tokens at once, how often, and warps of `state_kernel`."""
-    block = STATE_BLOCK if wide <= 64 else 32
-    return block, triton.cdiv(min(tokens, STATE_TOKENS), block), 4 if wide <= 64 else 8
+    """Tokens at once, how often, and warps of `state_kernel`, by bytes of its wider input."""
+    block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
+    return block, triton.cdiv(min(tokens, STATE_TOKENS), block), warps

@@ -15,9 +15,6 @@ import torch
 MAX_REACH = 16
 MAX_WIDTH = 128
 
-# Whether "auto" takes them. Interpreted and compiled, they have not yet been run on a GPU.
-CHOSEN_BY_AUTO = False
-
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OTHERS = "'auto', 'tiled', 'table' or 'naive' can run"
 
@@ -68,8 +65,7 @@ def auto_takes_kernels(
     name: str, device: torch.device, dtype: torch.dtype, width: int, radii: tuple[int, ...]
 ) -> bool:
     """Whether `implementation="auto"` may choose these kernels. Arguments as above."""
-    on_gpu = CHOSEN_BY_AUTO and device.type == "cuda"
-    return on_gpu and not triton_refusal(name, device, dtype, width, radii)
+    return device.type == "cuda" and not triton_refusal(name, device, dtype, width, radii)
 
 
 def late(module: str, function: str) -> Callable[..., Any]:
