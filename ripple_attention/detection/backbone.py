@@ -1,0 +1,116 @@
+"""Residual networks of torchvision as feature extractors, for images of different sizes."""
+
+import math
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+from torchvision.models import ResNet18_Weights, ResNet50_Weights, WeightsEnum
+from torchvision.ops import FrozenBatchNorm2d
+
+WEIGHTS: dict[str, WeightsEnum] = {  # those that DETR and SMCA start from
+    "resnet50": ResNet50_Weights.IMAGENET1K_V1,
+    "resnet18": ResNet18_Weights.IMAGENET1K_V1,
+}
+STEM = ("conv1", "bn1", "relu", "maxpool")
+STAGES = ("layer1", "layer2", "layer3", "layer4")
+STRIDE = 32
+
+
+class Backbone(nn.Module):
+    """A ResNet up to its last stage, one cell for 32×32 pixels, batch norm frozen.
+
+    Args:
+        name: "resnet50" or "resnet18".
+        pretrained: Whether to load torchvision's ImageNet weights.
+        fixed_stages: How much of the network is not trained: 0 nothing, 1 the stem, 2 (as in DETR)
+            the stem and the first stage, up to 5 for all. Random weights want 0.
+
+    Attributes:
+        channels: Of the maps: 2048 or 512.
+    """
+
+    def __init__(self, name: str = "resnet50", *, pretrained: bool = True, fixed_stages: int = 2):
+        super().__init__()
+        if name not in WEIGHTS:
+            raise ValueError(f"a backbone is one of {', '.join(WEIGHTS)}; got {name!r}")
+        if fixed_stages not in range(len(STAGES) + 2):
+            raise ValueError(
+                "fixed_stages must be 0 (all is trained), 1 (the stem is fixed) … 5 (nothing is "
+                f"trained); got {fixed_stages=}"
+            )
+        network = torchvision.models.get_model(
+            name, weights=None, norm_layer=FrozenBatchNorm2d, num_classes=1000
+        )
+        self.channels: int = network.fc.in_features
+        if pretrained:
+            network.load_state_dict(pretrained_weights(name))
+        else:
+            _start_without_statistics(network)
+        self.body = nn.Sequential()
+        for part in (*STEM, *STAGES):
+            self.body.add_module(part, getattr(network, part))
+        fixed = ("conv1", *STAGES)[:fixed_stages]  # frozen norms have no parameters
+        for part in fixed:
+            self.body.get_submodule(part).requires_grad_(False)
+
+    def forward(self, images: Sequence[Tensor]) -> Tensor:
+        """Features of images on a common grid.
+
+        Args:
+            images: Each (3, height, width), of any size.
+
+        Returns:
+            (B, channels, H, W) with room for the largest; an image has its ⌈height/32⌉×⌈width/32⌉
+            cells at the top left, and zeros elsewhere.
+        """
+        # Images of one size run as a batch, each other size by itself, and only the features are
+        # padded. So no convolution ever sees padding: an image has the features it has alone, to
+        # the bit, and no work is spent on padding. (Padded images would need a mask before each
+        # convolution, as frozen norms turn zeros into something else.)
+        alike: dict[torch.Size, list[int]] = {}
+        for index, image in enumerate(images):
+            alike.setdefault(image.shape, []).append(index)
+        H, W = (max(cells(image.shape[axis]) for image in images) for axis in (1, 2))
+        maps: dict[int, Tensor] = {}
+        for (_, height, width), indices in alike.items():
+            together = self.body(torch.stack([images[index] for index in indices]))
+            if len(alike) == 1:
+                return together
+            padded = F.pad(together, (0, W - cells(width), 0, H - cells(height)))
+            maps |= zip(indices, padded, strict=True)
+        return torch.stack([maps[index] for index in range(len(images))])
+
+
+def cells(pixels: int) -> int:
+    """How many cells a side of so many pixels has: each halving rounds up."""
+    return math.ceil(pixels / STRIDE)
+
+
+def pretrained_weights(name: str) -> dict[str, Tensor]:
+    """ImageNet weights of a backbone, from torch's cache or the network."""
+    weights = WEIGHTS[name]
+    try:
+        return dict(weights.get_state_dict(progress=False, check_hash=True))
+    except (OSError, RuntimeError) as error:
+        raise RuntimeError(
+            f"the ImageNet weights of {name} are neither in {torch.hub.get_dir()}/checkpoints nor "
+            f"to be had from {weights.url} ({error}). Put the file there, or start from random "
+            "weights with pretrained_backbone=False."
+        ) from error
+
+
+def _start_without_statistics(network: nn.Module) -> None:
+    """A random start whose features are of modest size though no norm sees to it.
+
+    Frozen norms that have nothing to go by would let every block double the variance.
+    """
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+    blocks = [block for stage in STAGES for block in getattr(network, stage)]
+    for block in blocks:
+        last = block.bn3 if hasattr(block, "bn3") else block.bn2
+        last.weight.fill_(len(blocks) ** -0.5)
