@@ -131,10 +131,12 @@ def op(
     )
     path = output or default_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is found out first
+    rows = []
     with console.status("starting") as status:
-        rows = list(run(config, status.update))
+        for row in run(config, status.update):
+            rows.append(row)
+            write_csv(rows, path)  # what was measured stays, whatever happens next
     show(rows)
-    write_csv(rows, path)
     console.print(f"Wrote [bold]{path}[/bold]")
 
 
@@ -144,7 +146,9 @@ def model(
     tokens_at_once: Annotated[
         int, typer.Option(min=1, help="Tokens of a batch; decides how many images it has.")
     ] = 100_352,
-    only: Annotated[str, typer.Option(help="Systems whose names contain this.")] = "",
+    only: Annotated[
+        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
+    ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
@@ -160,7 +164,7 @@ def model(
     from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
     from ripple_attention.files import write_csv
 
-    systems = tuple(name for name in SYSTEMS if only in name)
+    systems = tuple(name for name in SYSTEMS if any(part in name for part in only.split(",")))
     if not systems:
         raise typer.BadParameter(f"no system's name contains {only!r}: {', '.join(SYSTEMS)}")
     if dtype not in ("float32", "bfloat16", "float16"):
@@ -170,8 +174,11 @@ def model(
     )
     path = output or default_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
     with console.status("starting") as status:
-        rows = list(run(config, status.update))
+        for row in run(config, status.update):
+            rows.append(row)
+            write_csv(rows, path)  # what was measured stays, whatever happens next
     table = Table(title=f"{rows[0]['hardware']}, {dtype}, images/s", title_justify="left")
     for heading in ("tokens", "batch", "system", "pass", "images/s", "MB"):
         table.add_column(heading, justify="left" if heading in ("system", "pass") else "right")
@@ -182,7 +189,6 @@ def model(
             f"{row['tokens']:,}", str(row["batch"]), row["system"], row["pass"], speed, memory
         )
     console.print(table)
-    write_csv(rows, path)
     console.print(f"Wrote [bold]{path}[/bold]")
 
 

@@ -88,7 +88,7 @@ class GridAttention(nn.Module):
                 key_padding_mask = key_padding_mask.unflatten(1, grid_size)
             x = x.unflatten(1, grid_size)
             value = None if value is None else value.unflatten(1, grid_size)
-        out = self._attend_fused(x, key_padding_mask) if value is None else None
+        out = self._attend_fused(x, value, key_padding_mask)
         if out is None:
             q, k, v = self._project(x, value)
             check_mask(key_padding_mask, v)
@@ -101,8 +101,10 @@ class GridAttention(nn.Module):
         """Queries, keys and values (B, H, W, N, D) → (B, H, W, N, D)."""
         raise NotImplementedError
 
-    def _attend_fused(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
-        """The same from x itself, where a layer has a kernel for it that can run; else None."""
+    def _attend_fused(
+        self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor | None:
+        """The same from x and value, where a layer has kernels that can run; else None."""
         return None
 
     def _project(self, x: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
@@ -203,10 +205,12 @@ class LinearAttention(GridAttention):
         phi_q, phi_k = self.feature_map(q, k)
         return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask, eps=self.eps)
 
-    def _attend_fused(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+    def _attend_fused(
+        self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor | None:
         if type(self).attend is not LinearAttention.attend:
             return None
-        features, qkv = self.feature_map, self._packed(x, key_padding_mask)
+        features, qkv = self.feature_map, self._packed(x, value, key_padding_mask)
         if qkv is None or not isinstance(features, Learned):
             return None
         parameters = features.parameters_in_order()
@@ -215,6 +219,7 @@ class LinearAttention(GridAttention):
     def _packed(
         self,
         x: Tensor,
+        value: Tensor | None,
         key_padding_mask: Tensor | None,
         radii: tuple[int, ...] = (0,),
         implementation: str = "auto",
@@ -229,7 +234,7 @@ class LinearAttention(GridAttention):
             or is_exporting()
             or max(self.head_dim, features.num_features) > MAX_WIDTH
             or x.numel() == 0
-            or carries_tangents(x)
+            or carries_tangents(*(t for t in (x, value) if t is not None))
         ):
             return None
         dtype = autocast_dtype(x) or x.dtype
@@ -238,12 +243,13 @@ class LinearAttention(GridAttention):
             implementation == "auto" and not auto_takes_kernels(*kernels)
         ):
             return None
-        qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        if value is None and key_padding_mask is None:
+            return self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        q, k, v = self._project(x, value)
         if key_padding_mask is not None:
-            check_mask(key_padding_mask, qkv[:, :, :, 2])
-            q, k, v = qkv.unbind(3)
-            qkv = torch.stack([q, *without_padding(k, v, key_padding_mask)], 3)
-        return qkv
+            check_mask(key_padding_mask, v)
+            k, v = without_padding(k, v, key_padding_mask)
+        return torch.stack([q, k, v], 3)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}"
@@ -327,11 +333,13 @@ class RippleAttention(LinearAttention):
             eps=self.eps,
         )
 
-    def _attend_fused(self, x: Tensor, key_padding_mask: Tensor | None) -> Tensor | None:
+    def _attend_fused(
+        self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor | None:
         weights, features = self.spatial_weights, self.feature_map
         if weights.kind != "stick-breaking" or weights.tail != "share" or weights._forward_hooks:
             return None
-        qkv = self._packed(x, key_padding_mask, self.partition.radii, self.implementation)
+        qkv = self._packed(x, value, key_padding_mask, self.partition.radii, self.implementation)
         if qkv is None or not isinstance(features, Learned):
             return None
         return fused_ripple_attention(

@@ -113,6 +113,8 @@ def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
     finally:
         torch.use_deterministic_algorithms(False)
     rounding = torch.finfo(inputs[0].dtype).eps
+    if inputs[0][0, ..., 0, 0].numel() == 1:  # gradients are 0 but for sums of products
+        rounding *= inputs[0].shape[-1]
     for got, theirs, reference in zip(*((x[0], *x[1]) for x in (ours, plain, exact)), strict=True):
         assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
 
@@ -174,7 +176,7 @@ def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
         upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
         return out.detach(), *torch.autograd.grad(out, (inputs, *layer.parameters()), upstream)
 
-    assert layer._attend_fused(x, mask) is not None
+    assert layer._attend_fused(x, None, mask) is not None
     ours, plain = results(True, dtype), results(False, dtype)
     layer, x = layer.double(), x.double()
     exact = results(False, torch.float32)

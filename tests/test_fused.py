@@ -100,13 +100,13 @@ def test_fused_kernels_are_as_precise_as_the_layer(case, dtype):
 @interpreted
 def test_a_layer_uses_them_where_they_run_and_compiles():
     layer, x = make_layer(RippleAttention, implementation="tiled_triton"), torch.randn(1, 4, 5, 32)
-    assert layer._attend_fused(x, None) is not None
+    assert layer._attend_fused(x, None, None) is not None
     out = results(layer, layer, x)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for a, b in zip(results(compiled, layer, x), out, strict=True):
         assert relative_error(a, b) < 1e-5
     layer.fuse = False
-    assert layer._attend_fused(x, None) is None
+    assert layer._attend_fused(x, None, None) is None
     for a, b in zip(results(layer, layer, x), out, strict=True):
         assert relative_error(a, b) < 1e-5
 
@@ -117,7 +117,7 @@ def test_a_layer_does_without_them_where_they_do_not_fit():
 
     def fuses(**options):
         layer = make_layer(RippleAttention, **{"implementation": "tiled_triton"} | options)
-        return layer._attend_fused(x, None) is not None
+        return layer._attend_fused(x, None, None) is not None
 
     assert fuses()
     assert not fuses(implementation="tiled")
@@ -180,4 +180,4 @@ def test_every_kernel_of_linear_attention_compiles(dtype, capability, monkeypatc
 def test_on_a_cpu_layers_are_as_they_were():
     x = torch.randn(1, 4, 5, 32)
     for kind in (RippleAttention, LinearAttention):
-        assert make_layer(kind)._attend_fused(x, None) is None
+        assert make_layer(kind)._attend_fused(x, None, None) is None

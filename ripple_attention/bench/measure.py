@@ -23,7 +23,11 @@ def seconds(step: Step, device: torch.device) -> float:
 
 
 def interleaved_seconds(
-    steps: dict[str, Step], device: torch.device, rounds: int, patience: float
+    steps: dict[str, Step],
+    device: torch.device,
+    rounds: int,
+    patience: float,
+    as_graphs: bool = False,
 ) -> dict[str, list[float]]:
     """Times of several steps, taken in turns so that a noisy neighbour disturbs them all alike.
 
@@ -32,6 +36,8 @@ def interleaved_seconds(
         device: Where it runs.
         rounds: Samples of each.
         patience: Seconds after which a step gets no further sample (it always gets one).
+        as_graphs: On a GPU, replay steps as CUDA graphs, where they can be such: the time of their
+            kernels, whatever the host does meanwhile.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     spent = dict.fromkeys(steps, 0.0)
@@ -39,25 +45,24 @@ def interleaved_seconds(
         for name, step in steps.items():
             if spent[name] < patience:
                 start = time.perf_counter()
-                samples[name].append(_turn(step, device))
+                samples[name].append(_turn(step, device, as_graphs))
                 spent[name] += time.perf_counter() - start
     return samples
 
 
-def _turn(step: Step, device: torch.device, at_least: float = 0.2) -> float:
+def _turn(step: Step, device: torch.device, as_graph: bool, at_least: float = 0.2) -> float:
     """The median of a few runs in a row, the first left out: it finds caches of another's data.
 
-    On a GPU by events on the device, its cache emptied before each run, and the step replayed as a
-    CUDA graph where it can be one: the time of its kernels, whatever the host does meanwhile.
+    On a GPU by events on the device, its cache emptied before each run.
     """
     if device.type == "cuda":
+        step()  # compiles kernels
+    first = seconds(step, device)
+    if device.type == "cuda" and first < at_least:
         from triton.testing import do_bench
 
-        milliseconds = do_bench(
-            _as_graph(step), warmup=25, rep=1e3 * at_least / 2, return_mode="median"
-        )
-        return float(milliseconds) / 1e3
-    first = seconds(step, device)
+        timed, milliseconds = _as_graph(step) if as_graph else step, 1e3 * at_least / 2
+        return float(do_bench(timed, warmup=25, rep=milliseconds, return_mode="median")) / 1e3
     runs = [seconds(step, device)]
     while sum(runs) + first < at_least:
         runs.append(seconds(step, device))
@@ -66,9 +71,6 @@ def _turn(step: Step, device: torch.device, at_least: float = 0.2) -> float:
 
 def _as_graph(step: Step) -> Step:
     """A step as a CUDA graph, or as it is where it cannot be captured."""
-    for _ in range(3):  # compiles kernels, and fills the allocator
-        step()
-    torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):

@@ -82,7 +82,7 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
                 row |= {"pass": step_name, "status": refused.get(name, "ok")}
                 if name in steps:
                     row |= measure.summary(times[name])
-                    row["images_per_second"] = round(1e3 * batch / row["median_ms"], 1)
+                    row["images_per_second"] = float(f"{1e3 * batch / row['median_ms']:.4g}")
                     row["peak_mb"] = round(measure.peak_bytes(steps[name], device) / 1e6, 1)
                 yield row
             del steps

@@ -139,7 +139,9 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
             }
             steps[FLOOR] = make_floor(inputs, step_name)
             progress(f"{side}×{side} tokens: time, {step_name}")
-            times = measure.interleaved_seconds(steps, device, config.rounds, config.patience)
+            times = measure.interleaved_seconds(
+                steps, device, config.rounds, config.patience, as_graphs=True
+            )
             for name in (*systems(partition, config), FLOOR):
                 row = {**common, "height": side, "width": side, "tokens": side * side}
                 row |= {"system": name, "pass": step_name, "status": refused.get(name, "ok")}

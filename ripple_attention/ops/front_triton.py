@@ -586,7 +586,7 @@ def _choose(
     B, H, W, N, D = v.shape
     M, groups = parameters.w2.shape[0], parameters.sticks + 1
     half = v.dtype != torch.float32
-    tokens, warps, stages = _block_table(v.dtype, max(D, M), backward)
+    tokens, launch = _block_table(v.dtype, max(D, M), backward)
     blocks = triton.cdiv(H * W, tokens)  # of one head of one image
     share = min(B * N * blocks // PROGRAMS, MAX_BLOCKS, blocks)
     share = 1 << max(share.bit_length() - 1, 0)  # a power of two: few kernels to compile
@@ -601,15 +601,15 @@ def _choose(
         3 if v.dtype == torch.bfloat16 else 2,
         "tf32" if half else FLOAT32_PRECISION, half and HARDWARE_SINES and not INTERPRETED,
     )  # fmt: skip
-    return chunks, arguments, {"num_warps": warps, "num_stages": stages}
+    return chunks, arguments, launch
 
 
-def _block_table(dtype: torch.dtype, wide: int, backward: bool) -> tuple[int, int, int]:
-    """Tokens at once, warps and stages, by the wider of heads and features."""
+def _block_table(dtype: torch.dtype, wide: int, backward: bool) -> tuple[int, dict[str, int]]:
+    """Tokens at once and options of the launch, by the wider of heads and features."""
     if dtype == torch.float32:  # products on plain units hold whole rows in registers
-        return 16, 8, 2
+        return 16, {"num_warps": 8, "num_stages": 2}
     if wide <= 32:
-        return (64, 4, 1) if backward else (32, 1, 2)
+        return 64, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}  # three programs at a time
     if dtype == torch.float16:
-        return 16 if backward else 32, 8, 2
-    return (32, 4, 2) if backward else (32, 2, 2)
+        return 16 if backward else 32, {"num_warps": 8, "num_stages": 2}
+    return 32, {"num_warps": 4 if backward else 2, "num_stages": 2}

@@ -607,11 +607,10 @@ def tiled_triton_backward(
     out, denominator = out.contiguous(), denominator.contiguous()
     grads = [x.new_empty(x.shape) for x in (q, k, v, spatial_weights)]
     delta, inverse = torch.empty_like(denominator), torch.empty_like(denominator)
-    scaled = delta.new_empty(*delta.shape, triton.next_power_of_2(len(radii) + 1))
+    scaled = delta.new_empty(*delta.shape, _padded_groups(radii))
     inputs = grad, q, k, v, spatial_weights
     by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
     strides = [x.stride() for x in (grad, q, k, v)]
-    gather = v.dtype != torch.float32 and max(_padded(q.shape[-1]), _padded(v.shape[-1])) <= 64
     with torch.cuda.device_of(v):
         if state is None and not by_query.whole:
             state = _sum_state(k, v, spatial_weights)
@@ -624,7 +623,7 @@ def tiled_triton_backward(
         state = None if by_key.whole else _sum_state(q, grad, spatial_weights, delta, inverse)
         _launch(
             key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, state,
-            grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, gather,
+            grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
             **by_key.options,
         )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3]
@@ -669,6 +668,11 @@ def _padded(width: int) -> int:
     return max(16, triton.next_power_of_2(width))
 
 
+def _padded_groups(radii: list[int]) -> int:
+    """A number of groups that a warp can gather from."""
+    return max(4, triton.next_power_of_2(len(radii) + 1))
+
+
 # Choices
 
 # Grids of up to so many tokens are one window: all pairs cost less than launches for a far part.
@@ -689,6 +693,7 @@ class Plan:
     grid: tuple[int, int, int]
     constants: tuple[Any, ...]  # of the kernels, from N on
     whole: bool
+    gather: bool  # whether warps can gather weights, of half-precision inputs
     options: dict[str, int]  # of the launch
 
 
@@ -707,7 +712,7 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     span = 16 if width <= 16 or width % 32 in range(1, 17) else 32
     step = min(step, triton.next_power_of_2(height))
     height = triton.cdiv(height, step) * step
-    groups = triton.next_power_of_2(len(radii) + 1)
+    groups = _padded_groups(radii)
     # The window begins before the grid and ends behind it.
     reached = [
         B * x.stride(0) + (H + height) * x.stride(1) + (W + width) * x.stride(2) + N * x.stride(3)
@@ -718,7 +723,9 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
         N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
         step, span, triton.cdiv(width, span), height, whole, wide, SPLIT_PAIRS,
     )  # fmt: skip
-    return Plan(grid, constants, whole, options)
+    fills_warps = groups * step * span >= 32 * options["num_warps"]
+    gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
+    return Plan(grid, constants, whole, gather, options)
 
 
 def _tile_table(
