@@ -55,6 +55,46 @@ def test_figures_of_training_are_those_of_the_results_file(page):
         assert re.search(rf"\| {top1} \|.* {largest} \|", text)
 
 
+def read_results(name):
+    return list(csv.DictReader((ROOT / "benchmarks/results" / name).open()))
+
+
+def test_other_figures_of_training_are_those_of_their_files():
+    text = (ROOT / "docs/training.md").read_text().replace("\n", " ")
+    linear, ripple = read_results("stability-lr-5e-4-nvidia-h200.csv")
+    (speed,) = read_results("training-speed-nvidia-h200.csv")
+    assert "lr: 0.001 → 0.0005; epochs: 20 → 10" in linear["changes"]
+    first, second = (float(run["top1"]) for run in (linear, ripple))
+    assert f"{first:.1f} % (DeiT-LA) and {second:.1f} % (ripple)" in text
+    first, second = (float(run["gradient_norm_max"]) for run in (linear, ripple))
+    assert f"largest norms of {first:.1f} and {second:.1f}" in text
+    assert f"{float(speed['images_per_second']):,.0f} images/s" in text
+
+
+def test_figures_of_speed_are_those_of_their_files():
+    text = (ROOT / "docs/performance.md").read_text()
+    rows = read_results("op-nvidia-h200-bfloat16-batch-64.csv")
+    named = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
+    times = {(row["median_ms"]) for row in rows}
+    assert len(named) == 7 and {number for _, *numbers in named for number in numbers} <= times
+    versions = re.findall(
+        r"^\| (\d [^|]+?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (.+?) \|$", text, re.M
+    )
+    columns = ("forward", 65536), ("query_gradient", 65536), ("key_gradient", 65536)
+    columns += (("key_gradient", 196),)
+    assert len(versions) == 4
+    rows = read_results("tuning-nvidia-h200.csv")
+    for version, *printed in versions:
+        for number, (kernel, tokens) in zip(printed, columns, strict=True):
+            chosen = [
+                float(row["microseconds"])
+                for row in rows
+                if (row["version"], row["kernel"]) == (version, kernel)
+                and (row["tokens"], row["head_dim"]) == (str(tokens), "32")
+            ]
+            assert number == (str(min(chosen)) if chosen else "–")
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_commands_of_training_are_understood(page):
     lines = re.findall(r"^    ripple train (\S+)(.*?)(?:  #.*)?$", (ROOT / page).read_text(), re.M)
