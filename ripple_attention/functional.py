@@ -27,7 +27,7 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "tiled": register("tiled", tiled_forward, tiled_backward),
     **{
         name: register(name, late(name, f"{name}_forward"), late(name, f"{name}_backward"))
-        for name in ("tiled_triton", "table_triton")
+        for name in ("tiled_triton", "table_triton", "naive_triton")
     },
 }
 
@@ -38,6 +38,7 @@ EXPORTS = {
     "tiled": tiled_export,
     "tiled_triton": tiled_export,
     "table_triton": table_export,
+    "naive_triton": ripple_naive,
 }
 
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
@@ -75,8 +76,8 @@ def ripple_attention(
         partition: Which tokens are a group, with G = `partition.num_groups`.
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
-            far sum), "table_triton" and "tiled_triton" (the same as Triton kernels: NVIDIA GPUs,
-            not float64, for tiles a reach of at most 16), or "auto" for what
+            far sum), "naive_triton", "table_triton" and "tiled_triton" (the same as Triton kernels:
+            NVIDIA GPUs, not float64, for tiles a reach of at most 16), or "auto" for what
             `choose_implementation` expects to be fastest.
         eps: Added to the denominator, at least 0.
 

@@ -130,11 +130,21 @@ def test_triton_tables_are_within_twice_tables_error(grid, partition, width, dty
     assert_within_twice("table", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [5, 32, 128])
+@pytest.mark.parametrize(
+    ("grid", "partition"), [((33, 20), chebyshev(32)), ((64, 48), logarithmic(63))]
+)
+def test_triton_pairs_are_within_twice_naives_error(grid, partition, width, dtype):
+    inputs = make_inputs(grid, partition, dtype=dtype, features=width, value_dim=width, batch=1)
+    assert_within_twice("naive", partition, tuple(x.cuda() for x in inputs), eps=0.5)
+
+
 @pytest.mark.slow
 def test_a_thousand_random_cases():
     random = Random(0)
     for case in range(1000):
-        name = random.choice(["tiled", "tiled", "tiled", "table"])
+        name = random.choice(["tiled", "tiled", "tiled", "table", "naive"])
         radii = sorted(random.sample(range(17 if name == "tiled" else 30), random.randint(1, 6)))
         partition = Partition(radii)
         grid = (random.randint(1, 40), random.randint(1, 40))

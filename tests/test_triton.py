@@ -38,6 +38,7 @@ KERNELS = {
         "_query_gradients",
         "_add_key_gradients",
     ),
+    "naive_triton": ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel"),
 }
 
 
@@ -128,6 +129,24 @@ def test_tables_are_as_precise_as_table(case, dtype):
     grid, partition, M, E, mask_kind, eps = TABLES[case]
     inputs = make_inputs(grid, partition, features=M, value_dim=E, dtype=dtype)
     assert_within_twice("table", partition, inputs, make_mask(mask_kind, grid), eps)
+
+
+PAIRS = [  # grid, partition, M, E, mask, eps
+    ((1, 1), chebyshev(1), 8, 8, "none", 0.5),
+    ((1, 20), chebyshev(19), 16, 5, "random", 0.0),
+    ((7, 5), chebyshev(9), 5, 16, "none", 0.0),
+    ((6, 18), logarithmic(17), 16, 16, "image", 0.5),
+    ((9, 7), Partition((1, 4)), 48, 32, "rows", 0.0),
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", range(len(PAIRS)))
+@interpreted
+def test_pairs_are_as_precise_as_naive(case, dtype):
+    grid, partition, M, E, mask_kind, eps = PAIRS[case]
+    inputs = make_inputs(grid, partition, features=M, value_dim=E, dtype=dtype)
+    assert_within_twice("naive", partition, inputs, make_mask(mask_kind, grid), eps)
 
 
 @interpreted
@@ -270,7 +289,7 @@ def test_nan_stays_where_it_belongs():
     assert torch.equal(broken, expected)
 
 
-@pytest.mark.parametrize("name", ["tiled_triton", "table_triton"])
+@pytest.mark.parametrize("name", ["tiled_triton", "table_triton", "naive_triton"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @interpreted
 def test_opcheck(dtype, name):
@@ -392,6 +411,30 @@ def test_every_kernel_of_tables_compiles(compile_for, width, capability):
     for name, binary in compiled:
         assert len(binary.asm["cubin"]) > 0
         assert binary.metadata.shared < 48 * 1024, name
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("width", [32, 128])
+def test_every_kernel_of_pairs_compiles(compile_for, width, capability):
+    compiled = compile_for(
+        capability, torch.bfloat16, width, (33, 40), chebyshev(40), "naive_triton"
+    )
+    assert {name for name, _ in compiled} == set(KERNELS["naive_triton"])
+    for name, binary in compiled:
+        assert "mma" in binary.asm["ptx"]
+        assert binary.metadata.shared < 64 * 1024, name
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(
+    ("grid", "width", "partition"),
+    [((1, 1), 64, chebyshev(1)), ((40, 40), 64, chebyshev(17)), ((1, 90), 16, chebyshev(3))],
+)
+def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
+    for name, binary in compile_for(capability, torch.bfloat16, width, grid, partition):
+        assert binary.metadata.shared <= 99 * 1024, name
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

@@ -53,7 +53,8 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         dtype, device = getattr(torch, config.dtype), torch.device(config.device)
         return not triton_refusal(name, device, dtype, config.head_dim, partition.radii)
 
-    kernels = [name for name in ("tiled_triton", "table_triton") if can_run(name)]
+    kernels = ("tiled_triton", "table_triton", "naive_triton")
+    kernels = tuple(name for name in kernels if can_run(name))
     return {
         **{f"ripple {name.replace('_', ' ')}": ripple(name) for name in kernels},
         "ripple tiled": ripple("tiled"),

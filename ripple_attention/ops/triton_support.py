@@ -25,7 +25,7 @@ def triton_refusal(
     """Why an implementation by kernels cannot run, in words, or "" where it can.
 
     Args:
-        name: "tiled_triton" or "table_triton".
+        name: "tiled_triton", "table_triton" or "naive_triton".
         device: Of the inputs.
         dtype: Of the inputs.
         width: The larger of the widths of features and values.
