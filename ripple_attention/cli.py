@@ -78,26 +78,40 @@ def models(
     device: Annotated[str, typer.Option(help="cpu or cuda, for the throughput.")] = "cpu",
     only: Annotated[str, typer.Option(help="Names that contain this.")] = "",
 ) -> None:
-    """List the models, their size beside the paper's. Example: ripple models --only patch2_32"""
+    """List the models, their size beside the paper's. Example: ripple models --only patch2_32
+
+    Detectors: multiply-adds of a picture of 800×1066 pixels, no throughput (see ripple bench).
+    """
+    from ripple_attention.bench.detection import detector_cost
     from ripple_attention.bench.models import model_cost
+    from ripple_attention.detection.model import DETECTORS
     from ripple_attention.models import MODELS
+    from ripple_attention.paper import DETECTORS as PAPERS_DETECTORS
     from ripple_attention.paper import PARAMETERS
 
-    names = [name for name in MODELS if only in name]
+    known = [*MODELS, *DETECTORS]
+    names = [name for name in known if only in name]
     if not names:
-        raise typer.BadParameter(f"no model's name contains {only!r}; they are {', '.join(MODELS)}")
+        raise typer.BadParameter(f"no model's name contains {only!r}; they are {', '.join(known)}")
     table = Table()
     table.add_column("model", no_wrap=True)
-    for heading in ("M params", "paper's", "GMACs", *(["images/s"] if throughput else [])):
+    headings = ("M params", "paper's", "GMACs", "paper's")
+    for heading in (*headings, *(["images/s"] if throughput else [])):
         table.add_column(heading, justify="right")
     with console.status("measuring") as status:
         for name in names:
             status.update(name)
-            cost = model_cost(name, throughput, device)
-            paper = ", ".join(f"{value:.2f} ({t})" for t, value in PARAMETERS.get(name, {}).items())
-            row = [name, f"{cost.parameters / 1e6:.2f}", paper or "–", f"{cost.gflops:.2f}"]
-            if cost.images_per_second:
-                row.append(f"{cost.images_per_second:,.0f}")
+            detects = name in DETECTORS
+            cost = detector_cost(name) if detects else model_cost(name, throughput, device)
+            claims = PARAMETERS.get(name, {})
+            size = ", ".join(f"{value:.2f} ({t})" for t, value in claims.items()) or "–"
+            work = "–"
+            if name in PAPERS_DETECTORS:
+                size = f"{PAPERS_DETECTORS[name]['parameters']:.1f} (table 3)"
+                work = f"{PAPERS_DETECTORS[name]['gflops']:.0f} (table 3)"
+            row = [name, f"{cost.parameters / 1e6:.2f}", size, f"{cost.gflops:.2f}", work]
+            if throughput:
+                row.append(f"{cost.images_per_second:,.0f}" if cost.images_per_second else "–")
             table.add_row(*row)
     console.print(table)
 
@@ -193,6 +207,72 @@ def model(
 
 
 @bench.command()
+def detection(
+    grids: Annotated[
+        str, typer.Option(help="Cells of the encoder's grids, rows×columns, with commas; or none.")
+    ] = "25x34,50x68,100x136,200x272",
+    image: Annotated[
+        str, typer.Option(help="Pixels of the whole detectors' picture, height×width; or none.")
+    ] = "800x1066",
+    backbone: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 1,
+    padded: Annotated[bool, typer.Option(help="A quarter of each grid is padding.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    compiled: Annotated[bool, typer.Option(help="Use torch.compile for the encoders.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Time and peak memory of detection: the encoder alone, then whole detectors.
+
+    Example: ripple bench detection --grids 25x34,50x68 --device cpu --dtype float32 --image none
+    """
+    from ripple_attention.bench.detection import DetectionBenchmark, default_path, run
+    from ripple_attention.detection.backbone import WEIGHTS
+    from ripple_attention.files import write_csv
+
+    if backbone not in WEIGHTS:
+        raise typer.BadParameter(f"must be one of {', '.join(WEIGHTS)}; got {backbone!r}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+    images = rectangles(image)
+    if len(images) > 1:
+        raise typer.BadParameter(f"detectors are timed on one size of picture; got {image!r}")
+    config = DetectionBenchmark(
+        grids=rectangles(grids),
+        image_size=images[0] if images else None,
+        backbone=backbone,
+        batch=batch,
+        padded=padded,
+        dtype=dtype,
+        device=device,
+        compile=compiled,
+        rounds=rounds,
+    )
+    if not config.grids and config.image_size is None:
+        raise typer.BadParameter("there is nothing to time: give --grids or --image")
+    path = output or default_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = []
+    with console.status("starting") as status:
+        for row in run(config, status.update):
+            rows.append(row)
+            write_csv(rows, path)  # what was measured stays, whatever happens next
+    table = Table(title=f"{rows[0]['hardware']}, {dtype}, batch {batch}", title_justify="left")
+    for heading in ("part", "size", "pass", "system", "ms", "MB"):
+        table.add_column(heading, justify="right" if heading in ("size", "ms", "MB") else "left")
+    for row in rows:
+        size = f"{row['height']}×{row['width']}"
+        time = f"{row['median_ms']:,.2f}" if row["status"] == "ok" else row["status"]
+        memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
+        table.add_row(row["part"], size, row["pass"], row["system"], time, memory)
+    console.print(table)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
 def markdown(
     results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
 ) -> None:
@@ -219,6 +299,19 @@ def grid_sides(text: str) -> tuple[int, ...]:
     if not all(side.isdecimal() and int(side) for side in text.split(",")):
         raise typer.BadParameter(f"sides are whole numbers ≥ 1 with commas; got {text!r}")
     return tuple(int(side) for side in text.split(","))
+
+
+def rectangles(text: str) -> tuple[tuple[int, int], ...]:
+    """Heights and widths, as a person types them: "25x34,50x68", or "none"."""
+    if text in ("", "none"):
+        return ()
+    sizes = [size.replace("×", "x").split("x") for size in text.split(",")]
+    if not all(len(size) == 2 and all(n.isdecimal() and int(n) for n in size) for size in sizes):
+        raise typer.BadParameter(
+            f'sizes are height×width, whole numbers ≥ 1, with commas, as "25x34,50x68"; '
+            f"got {text!r}"
+        )
+    return tuple((int(height), int(width)) for height, width in sizes)
 
 
 def show(rows: "list[Row]") -> None:

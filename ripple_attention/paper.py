@@ -56,3 +56,21 @@ ACCURACY: dict[str, tuple[float, ...]] = {
     "imagenet-ripple-tiny-layers-6": (72.41,),
     "imagenet-ripple-tiny-layers-12": (72.69,),
 }
+
+# Table 3: millions of parameters, billions of multiply-adds, seconds for an image (it does not say
+# on what).
+DETECTORS: dict[str, dict[str, float]] = {
+    "smca_resnet50": {"parameters": 41.5, "gflops": 88, "seconds": 0.059},
+    "smca_la_resnet50": {"parameters": 41.7, "gflops": 79, "seconds": 0.062},
+    "smca_ripple_resnet50": {"parameters": 41.8, "gflops": 80, "seconds": 0.065},
+}
+
+# AP, and that of small, medium and large objects, in percent by recipe: table 3.
+AVERAGE_PRECISION: dict[str, tuple[float, float, float, float]] = {
+    "coco-smca-50": (41.0, 21.9, 44.3, 59.1),
+    "coco-smca-la-50": (39.1, 19.8, 42.8, 56.5),
+    "coco-smca-ripple-50": (40.5, 22.1, 44.1, 57.7),
+    "coco-smca-108": (42.7, 22.8, 46.1, 60.0),
+    "coco-smca-la-108": (41.1, 22.0, 44.5, 59.0),
+    "coco-smca-ripple-108": (42.3, 23.2, 45.6, 60.0),
+}

@@ -76,6 +76,45 @@ def test_bench_model_times_whole_models(tmp_path):
     assert ripple("bench", "model", "--only", "resnet").exit_code == 2
 
 
+def test_bench_detection_times_encoders_and_detectors(tmp_path):
+    path = tmp_path / "detection.csv"
+    words = ("--grids", "2x3,3×2", "--image", "32x64", "--backbone", "resnet18", "--rounds", 1)
+    words += ("--dtype", "float32", "--device", "cpu", "--padded", "--output", path)
+    done = ripple("bench", "detection", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    encoders = [row for row in rows if row["part"] == "encoder"]
+    assert [(row["height"], row["width"]) for row in encoders[:: len(encoders) // 2]] == [
+        ("2", "3"),
+        ("3", "2"),
+    ]
+    assert {row["system"] for row in encoders} == {"softmax", "linear", "ripple"}
+    assert [row["system"] for row in rows if row["part"] == "detector"] == [
+        "smca_resnet18",
+        "smca_la_resnet18",
+        "smca_ripple_resnet18",
+    ]
+    assert all(row["status"] == "ok" and float(row["median_ms"]) > 0 for row in rows)
+    assert "smca_ripple_resnet18" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--grids", "25"), "height×width"),
+        (("--grids", "0x4"), "height×width"),
+        (("--backbone", "vgg"), "resnet50, resnet18"),
+        (("--dtype", "int8"), "float32, bfloat16 or float16"),
+        (("--image", "8x8,9x9"), "one size of picture"),
+        (("--grids", "none", "--image", "none"), "nothing to time"),
+    ],
+)
+def test_bench_detection_refuses_bad_options(words, message):
+    done = ripple("bench", "detection", *words)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
 @pytest.mark.parametrize("name", model.SYSTEMS)
 def test_every_system_of_bench_model_runs_on_its_grid(name):
     config = model.ModelBenchmark(device="cpu", dtype="float32", compile=False)
@@ -88,7 +127,13 @@ def test_models_are_listed_beside_the_papers_counts():
     assert "ripple_tiny4_patch2_32" in done.output
     assert "1.89 (table 8)" in done.output
     assert "images/s" in done.output
-    assert ripple("models", "--only", "resnet").exit_code == 2
+    done = ripple("models", "--only", "smca_la_resnet50")
+    assert done.exit_code == 0, done.output
+    assert "41.7 (table 3)" in done.output
+    assert "79 (table 3)" in done.output
+    done = ripple("models", "--only", "vgg")
+    assert done.exit_code == 2
+    assert "smca_ripple_resnet18" in done.output
 
 
 def test_bench_op_refuses_to_time_a_wrong_result(monkeypatch):
@@ -229,9 +274,11 @@ def test_results_are_gathered(demo, tmp_path):
 
 def test_recipes_are_listed():
     output = ripple("train", "--list").output
-    for name in ("cifar100-ripple-tiny", "imagenet-convit-tiny", "digits"):
+    names = ("cifar100-ripple-tiny", "imagenet-convit-tiny", "digits", "coco-smca-la-108")
+    for name in (*names, "coco-mini-smca-ripple", "shapes-smca"):
         assert name in output
     assert "73.94 / 92.37" in output
+    assert "AP 40.5" in output
 
 
 def test_train_shows_every_field(capsys):

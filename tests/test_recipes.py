@@ -11,8 +11,10 @@ from rich.console import Console
 from ripple_attention import paper
 from ripple_attention.recipes import all_recipes, find_recipe
 from ripple_attention.train import commands
-from ripple_attention.train.classifier import Classifier, create_model
-from ripple_attention.train.recipe import ModelSpec, Recipe, differences, smoke_run
+from ripple_attention.train.classification import ModelSpec
+from ripple_attention.train.classifier import create_model
+from ripple_attention.train.module import TrainedModule
+from ripple_attention.train.recipe import Recipe, differences
 from ripple_attention.train.run import train
 
 NAMES = list(all_recipes())
@@ -21,29 +23,35 @@ NAMES = list(all_recipes())
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_starts(name, tmp_path, monkeypatch):
     unused = []
-    original = Classifier.optimizer_step
+    original = TrainedModule.optimizer_step
 
     def optimizer_step(self, *args, **kwargs):
         original(self, *args, **kwargs)
-        unused.extend(n for n, p in self.model.named_parameters() if p.grad is None)
+        trained = ((n, p) for n, p in self.model.named_parameters() if p.requires_grad)
+        unused.extend(n for n, p in trained if p.grad is None)
 
-    monkeypatch.setattr(Classifier, "optimizer_step", optimizer_step)
-    result = train(smoke_run(find_recipe(name)), tmp_path, Console(file=StringIO()))
+    monkeypatch.setattr(TrainedModule, "optimizer_step", optimizer_step)
+    recipe = find_recipe(name)
+    result = train(recipe.smoke_run(), tmp_path, Console(file=StringIO()))
     assert result["steps"] == 2
-    assert 0 <= result["top1"] <= result["top5"] <= 100
+    if recipe.task == "classification":
+        assert 0 <= result["top1"] <= result["top5"] <= 100
+    else:
+        assert 0 <= result["ap"] <= result["ap50"] <= 1
     assert not unused  # several processes would wait for their gradients
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_recipe_says_what_it_shows_and_how_it_is_run(name):
     listed = all_recipes()[name]
-    assert re.match(r"Table \d, |Stability of training, |Digits: ", listed.claim)
+    shown = r"Table \d, |Stability of training, |Digits: |Shapes: |COCO mini: "
+    assert re.match(shown, listed.claim)
     assert f"    ripple train {name}" in listed.text
-    assert ("Not yet run." in listed.text) != ("top-1" in listed.text)
+    assert ("Not yet run." in listed.text) != bool(re.search(r"top-1|AP50", listed.text))
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe():
-    assert paper.ACCURACY.keys() <= set(NAMES)
+    assert paper.ACCURACY.keys() | paper.AVERAGE_PRECISION.keys() <= set(NAMES)
 
 
 def test_recipes_have_the_papers_settings():
@@ -58,6 +66,19 @@ def test_recipes_have_the_papers_settings():
         assert recipe.augmentation.erasing == 0.25
         assert recipe.optimizer.weight_decay == 0.05
         assert recipe.optimizer.warmup_epochs == 5
+
+
+def test_detection_recipes_have_the_papers_settings():
+    for system in ("smca", "smca-la", "smca-ripple"):
+        for epochs, drop in ((50, 40), (108, 80)):
+            recipe = find_recipe(f"coco-{system}-{epochs}")
+            model, optimizer = recipe.model, recipe.optimizer
+            assert model.name == system.replace("-", "_") + "_resnet50"
+            assert (recipe.epochs, recipe.batch_size) == (epochs, 16)
+            assert (optimizer.lr, optimizer.backbone_lr, optimizer.drops) == (1e-4, 1e-5, (drop,))
+            assert (optimizer.weight_decay, optimizer.clip, model.dropout) == (1e-4, 0.1, 0.1)
+            assert (model.encoder_layers, model.decoder_layers, model.queries) == (6, 6, 300)
+            assert model.pretrained_backbone and model.fixed_stages == 2
 
 
 def test_a_recipe_survives_json():
@@ -79,6 +100,21 @@ def test_a_recipe_survives_json():
         ({"optimizer": {"clip": -1.0}}, "lr and clip must be above 0; got lr=0.0005, clip=-1.0"),
         ({"model": {"depth": 0}}, "depth must be at least 1; got depth=0"),
         ({"hardware": {"precision": "fp8"}}, "Hardware.precision in the text: 'fp8' will not do"),
+        ({"task": "song"}, "a recipe's task is one of classification, detection; got 'song'"),
+        ({"optimizer": {"drops": ["end"]}}, "OptimizerSpec.drops in the text: ('end',) will not"),
+        ({"optimizer": {"drops": [0]}}, "drops are epochs, 1 or later; got drops=(0,)"),
+        ({"optimizer": {"backbone_lr": 1e-5}}, "OptimizerSpec in the text has no field backbone_l"),
+        ({"task": "detection", "mixing": {}}, "DetectionRecipe in the text has no field mixing"),
+        ({"task": "detection", "model": {"queries": 0}}, "queries must be at least 1; got queries"),
+        ({"task": "detection", "loss": {"alpha": 2.0}}, "alpha must lie between 0 and 1"),
+        (
+            {"task": "detection", "hardware": {"compile": True}},
+            "hardware.compile is for classifiers",
+        ),
+        (
+            {"task": "detection", "data": {"evaluation_scale": 2000}},
+            "data.evaluation_scale must not exceed augmentation.max_size; got 2000 and 1333",
+        ),
     ],
 )
 def test_a_field_that_does_not_fit_is_named(change, message):
@@ -101,6 +137,20 @@ def test_fields_are_overridden_on_the_command_line():
         "ema_decay: 0.99996 → None",
     ]
     assert changed.hardware.compile
+
+
+def test_fields_of_detection_are_overridden_on_the_command_line():
+    recipe = find_recipe("coco-smca-ripple-50")
+    words = "--optimizer.drops 20 30 --model.queries 100 --augmentation.scales 64 96 --loss.l1 3"
+    changed = commands.override(recipe, words.split(), "ripple train")
+    assert [change.split(":")[0] for change in differences(recipe, changed)] == [
+        "model.queries",
+        "augmentation.scales",
+        "optimizer.drops",
+        "loss.l1",
+    ]
+    assert changed.optimizer.drops == (20, 30)
+    assert changed.augmentation.scales == (64, 96)
 
 
 @pytest.mark.parametrize(

@@ -27,22 +27,22 @@ from ripple_attention.train.checkpoint import (
     read_description,
     steps_kept,
 )
-from ripple_attention.train.classifier import Classifier, learning_rate
-from ripple_attention.train.evaluate import evaluate
-from ripple_attention.train.recipe import (
+from ripple_attention.train.classification import (
+    ClassificationRecipe,
     DataSpec,
-    Hardware,
     Mixing,
     ModelSpec,
-    OptimizerSpec,
-    Recipe,
 )
+from ripple_attention.train.classifier import Classifier
+from ripple_attention.train.evaluate import evaluate
+from ripple_attention.train.module import learning_rate
+from ripple_attention.train.recipe import Hardware, OptimizerSpec, Recipe
 from ripple_attention.train.recorder import DivergedError, gradient_norms, read_metrics
 from ripple_attention.train.run import train
 
 STEPS_PER_EPOCH, EPOCHS = 6, 3
 
-SMALL = Recipe(
+SMALL = ClassificationRecipe(
     name="small",
     model=ModelSpec("ripple_tiny4_patch2_32", patch_size=8, width=24, heads=2, depth=2),
     data=DataSpec("made-up", num_classes=10, count=26),
@@ -371,7 +371,7 @@ def test_trainer_state_is_not_executed(tmp_path):
 def test_evaluation_finds_what_training_ended_with(whole, ema):
     folder, result = whole
     found = evaluate(find_weights(folder, ema), SMALL)
-    assert found.top1 == pytest.approx(result["ema_top1" if ema else "top1"])
+    assert found.metrics["top1"] == pytest.approx(result["ema_top1" if ema else "top1"])
     assert found.images == 26
 
 

@@ -20,14 +20,6 @@ MakeStep = Callable[[str], measure.Step]
 
 PASSES = ("forward", "training step")
 
-# Table 3: millions of parameters, billions of multiply-adds, seconds for an image (it does
-# not say on what).
-PAPER: dict[str, dict[str, float]] = {
-    "smca_resnet50": {"parameters": 41.5, "gflops": 88, "seconds": 0.059},
-    "smca_la_resnet50": {"parameters": 41.7, "gflops": 79, "seconds": 0.062},
-    "smca_ripple_resnet50": {"parameters": 41.8, "gflops": 80, "seconds": 0.065},
-}
-
 
 @dataclass(frozen=True)
 class DetectionBenchmark:

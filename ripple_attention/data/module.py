@@ -22,46 +22,33 @@ from ripple_attention.data.loaders import (
     TrainBatches,
 )
 from ripple_attention.data.made_up import made_up_images
+from ripple_attention.train.classification import ClassificationRecipe
 from ripple_attention.train.recipe import Recipe
 
 
 class RecipeData(pl.LightningDataModule):
-    """Training and evaluation images of a recipe.
+    """Training and evaluation images of a recipe, decoded one by one.
 
     Args:
         recipe: Names the data and what is done to it.
-        preprocessing: timm's data configuration of the model: input_size, mean, std, crop_pct,
-            interpolation.
     """
 
-    def __init__(self, recipe: Recipe, preprocessing: dict[str, Any]):
+    collate: Any = None  # items → a batch; PyTorch's own way unless said otherwise
+
+    def __init__(self, recipe: Recipe):
         super().__init__()
-        self.recipe = recipe
-        self.image_size = preprocessing["input_size"][-1]
-        self.statistics = {"mean": preprocessing["mean"], "std": preprocessing["std"]}
-        self.crop_pct = preprocessing["crop_pct"]
-        self.interpolation = preprocessing["interpolation"]
+        self.recipe: Any = recipe
         self._opened: dict[bool, Any] = {}
 
-    def open(self, train: bool) -> Any:
-        """The data set, `Images` in memory or one that decodes as it goes; opened once."""
-        if train not in self._opened:
-            data = open_data(self.recipe, train, self.image_size)
-            if not self.recipe.data.in_memory:
-                data = SkipDamaged(data, self.transform(train), train)
-            self._opened[train] = data
-        return self._opened[train]
+    def open_split(self, train: bool) -> Any:
+        """The items of one split: what a batch is made of."""
+        raise NotImplementedError
 
-    def transform(self, train: bool) -> Any:
-        """What is done to an image where they are taken one by one."""
-        if train:
-            return train_transform(self.recipe.augmentation, self.image_size, **self.statistics)
-        return eval_transform(
-            self.image_size,
-            crop_pct=self.crop_pct,
-            interpolation=self.interpolation,
-            **self.statistics,
-        )
+    def open(self, train: bool) -> Any:
+        """The items of one split, opened once."""
+        if train not in self._opened:
+            self._opened[train] = self.open_split(train)
+        return self._opened[train]
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -90,15 +77,17 @@ class RecipeData(pl.LightningDataModule):
             rank=trainer.global_rank,
             world=trainer.world_size,
         )
-        if recipe.data.in_memory:
-            augment = BatchAugmentation(recipe.augmentation, self.image_size, **self.statistics)
-            return InMemoryLoader(data, batches, trainer.strategy.root_device, augment)
+        return self.train_loader(data, batches, trainer.strategy.root_device)
+
+    def train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
+        workers = self.recipe.hardware.workers
         return ResumableDataLoader(
             SeededItems(data),
             batch_sampler=SeededBatches(batches),
-            num_workers=recipe.hardware.workers,
-            persistent_workers=recipe.hardware.workers > 0,
-            pin_memory=trainer.strategy.root_device.type == "cuda",
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            pin_memory=device.type == "cuda",
+            collate_fn=self.collate,
         )
 
     def val_dataloader(self) -> Any:
@@ -107,20 +96,67 @@ class RecipeData(pl.LightningDataModule):
         data = self.open(train=False)
         images = max(1, recipe.batch_size // trainer.world_size)
         batches = EvaluationBatches(len(data), images, trainer.global_rank, trainer.world_size)
-        device = trainer.strategy.root_device
-        if recipe.data.in_memory:
-            return InMemoryEvaluationLoader(
-                data, batches, device, partial(normalize, **self.statistics)
-            )
+        return self.evaluation_loader(data, batches, trainer.strategy.root_device)
+
+    def evaluation_loader(self, data: Any, batches: EvaluationBatches, device: torch.device) -> Any:
         return torch.utils.data.DataLoader(
             data,
             batch_sampler=batches,
-            num_workers=recipe.hardware.workers,
+            num_workers=self.recipe.hardware.workers,
             pin_memory=device.type == "cuda",
+            collate_fn=self.collate,
         )
 
 
-def open_data(recipe: Recipe, train: bool, image_size: int) -> Any:
+class ClassificationData(RecipeData):
+    """Images with labels: decoded one by one, or all of them in memory.
+
+    Args:
+        recipe: Names the data and what is done to it.
+        preprocessing: timm's data configuration of the model: input_size, mean, std, crop_pct,
+            interpolation.
+    """
+
+    def __init__(self, recipe: ClassificationRecipe, preprocessing: dict[str, Any]):
+        super().__init__(recipe)
+        self.image_size = preprocessing["input_size"][-1]
+        self.statistics = {"mean": preprocessing["mean"], "std": preprocessing["std"]}
+        self.crop_pct = preprocessing["crop_pct"]
+        self.interpolation = preprocessing["interpolation"]
+
+    def open_split(self, train: bool) -> Any:
+        """`Images` in memory, or a data set that decodes as it goes."""
+        data = open_data(self.recipe, train, self.image_size)
+        return (
+            data if self.recipe.data.in_memory else SkipDamaged(data, self.transform(train), train)
+        )
+
+    def transform(self, train: bool) -> Any:
+        """What is done to an image where they are taken one by one."""
+        if train:
+            return train_transform(self.recipe.augmentation, self.image_size, **self.statistics)
+        return eval_transform(
+            self.image_size,
+            crop_pct=self.crop_pct,
+            interpolation=self.interpolation,
+            **self.statistics,
+        )
+
+    def train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
+        if not self.recipe.data.in_memory:
+            return super().train_loader(data, batches, device)
+        augment = BatchAugmentation(self.recipe.augmentation, self.image_size, **self.statistics)
+        return InMemoryLoader(data, batches, device, augment)
+
+    def evaluation_loader(self, data: Any, batches: EvaluationBatches, device: torch.device) -> Any:
+        if not self.recipe.data.in_memory:
+            return super().evaluation_loader(data, batches, device)
+        return InMemoryEvaluationLoader(
+            data, batches, device, partial(normalize, **self.statistics)
+        )
+
+
+def open_data(recipe: ClassificationRecipe, train: bool, image_size: int) -> Any:
     """The images of one split of a recipe's data set."""
     spec = recipe.data
     match spec.name:

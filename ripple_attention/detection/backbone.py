@@ -16,23 +16,32 @@ WEIGHTS: dict[str, WeightsEnum] = {  # those that DETR and SMCA start from
 }
 STEM = ("conv1", "bn1", "relu", "maxpool")
 STAGES = ("layer1", "layer2", "layer3", "layer4")
-STRIDE = 32
 
 
 class Backbone(nn.Module):
-    """A ResNet up to its last stage, one cell for 32×32 pixels, batch norm frozen.
+    """A ResNet, batch norm frozen; whole, it has one cell for 32×32 pixels.
 
     Args:
         name: "resnet50" or "resnet18".
         pretrained: Whether to load torchvision's ImageNet weights.
         fixed_stages: How much of the network is not trained: 0 nothing, 1 the stem, 2 (as in DETR)
             the stem and the first stage, up to 5 for all. Random weights want 0.
+        stages: How many of the four stages there are; each one less halves the side of a
+            cell, and the channels. Small pictures want fewer.
 
     Attributes:
-        channels: Of the maps: 2048 or 512.
+        channels: Of the maps: 2048 or 512 after four stages.
+        stride: Side of a cell in pixels: 32 after four stages.
     """
 
-    def __init__(self, name: str = "resnet50", *, pretrained: bool = True, fixed_stages: int = 2):
+    def __init__(
+        self,
+        name: str = "resnet50",
+        *,
+        pretrained: bool = True,
+        fixed_stages: int = 2,
+        stages: int = len(STAGES),
+    ):
         super().__init__()
         if name not in WEIGHTS:
             raise ValueError(f"a backbone is one of {', '.join(WEIGHTS)}; got {name!r}")
@@ -41,18 +50,22 @@ class Backbone(nn.Module):
                 "fixed_stages must be 0 (all is trained), 1 (the stem is fixed) … 5 (nothing is "
                 f"trained); got {fixed_stages=}"
             )
+        if stages not in range(1, len(STAGES) + 1):
+            raise ValueError(f"a backbone has 1 to {len(STAGES)} stages; got {stages=}")
         network = torchvision.models.get_model(
             name, weights=None, norm_layer=FrozenBatchNorm2d, num_classes=1000
         )
-        self.channels: int = network.fc.in_features
+        self.channels: int = network.fc.in_features >> (len(STAGES) - stages)
+        self.stride = 2 ** (1 + stages)
         if pretrained:
             network.load_state_dict(pretrained_weights(name))
         else:
             _start_without_statistics(network)
         self.body = nn.Sequential()
-        for part in (*STEM, *STAGES):
+        for part in (*STEM, *STAGES[:stages]):
             self.body.add_module(part, getattr(network, part))
-        fixed = ("conv1", *STAGES)[:fixed_stages]  # frozen norms have no parameters
+        # Frozen norms have no parameters.
+        fixed = ("conv1", *STAGES[:stages])[:fixed_stages]
         for part in fixed:
             self.body.get_submodule(part).requires_grad_(False)
 
@@ -63,8 +76,8 @@ class Backbone(nn.Module):
             images: Each (3, height, width), of any size.
 
         Returns:
-            (B, channels, H, W) with room for the largest; an image has its ⌈height/32⌉×⌈width/32⌉
-            cells at the top left, and zeros elsewhere.
+            (B, channels, H, W) with room for the largest; an image has its
+            ⌈height/stride⌉×⌈width/stride⌉ cells at the top left, and zeros elsewhere.
         """
         # Images of one size run as a batch, each other size by itself, and only the features are
         # padded. So no convolution ever sees padding: an image has the features it has alone, to
@@ -73,20 +86,19 @@ class Backbone(nn.Module):
         alike: dict[torch.Size, list[int]] = {}
         for index, image in enumerate(images):
             alike.setdefault(image.shape, []).append(index)
-        H, W = (max(cells(image.shape[axis]) for image in images) for axis in (1, 2))
+        H, W = (max(self.cells(image.shape[axis]) for image in images) for axis in (1, 2))
         maps: dict[int, Tensor] = {}
         for (_, height, width), indices in alike.items():
             together = self.body(torch.stack([images[index] for index in indices]))
             if len(alike) == 1:
                 return together
-            padded = F.pad(together, (0, W - cells(width), 0, H - cells(height)))
+            padded = F.pad(together, (0, W - self.cells(width), 0, H - self.cells(height)))
             maps |= zip(indices, padded, strict=True)
         return torch.stack([maps[index] for index in range(len(images))])
 
-
-def cells(pixels: int) -> int:
-    """How many cells a side of so many pixels has: each halving rounds up."""
-    return math.ceil(pixels / STRIDE)
+    def cells(self, pixels: int) -> int:
+        """How many cells a side of so many pixels has: each halving rounds up."""
+        return math.ceil(pixels / self.stride)
 
 
 def pretrained_weights(name: str) -> dict[str, Tensor]:

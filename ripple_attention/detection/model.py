@@ -7,7 +7,7 @@ from typing import Any, TypedDict
 import torch
 from torch import Tensor, nn
 
-from ripple_attention.detection.backbone import STRIDE, WEIGHTS, Backbone
+from ripple_attention.detection.backbone import WEIGHTS, Backbone
 from ripple_attention.detection.decoder import Decoder
 from ripple_attention.detection.encoder import Encoder
 from ripple_attention.detection.positions import padding_mask, sine_positions
@@ -64,17 +64,17 @@ class Detector(nn.Module):
         """
         images = list(images)
         _check(images)
-        device = images[0].device
+        device, stride = images[0].device, self.backbone.stride
         pixels = [(image.shape[1], image.shape[2]) for image in images]
         sizes = _on_device(pixels, device)  # (B, 2)
         x = self.projection(self.backbone(images)).permute(0, 2, 3, 1).contiguous()  # (B, H, W, C)
         grid_size = (x.shape[1], x.shape[2])
-        cells = (sizes / STRIDE).ceil()
+        cells = (sizes / stride).ceil()
         positions = sine_positions(cells, grid_size, self.dim).to(x.dtype)
         # Without padding no mask: softmax then takes its fastest kernel.
         mask = padding_mask(cells, grid_size) if len(set(pixels)) > 1 else None
         memory = self.encoder(x, positions, mask)
-        logits, boxes = self.decoder(memory, positions, sizes.flip(1) / STRIDE, mask)
+        logits, boxes = self.decoder(memory, positions, sizes.flip(1) / stride, mask)
         layers = [Detections(logits=a, boxes=b) for a, b in zip(logits, boxes, strict=True)]
         return Output(**layers[-1], auxiliary=layers[:-1])
 
@@ -85,6 +85,7 @@ def create_detector(
     num_classes: int = 91,
     pretrained_backbone: bool = True,
     fixed_stages: int = 2,
+    stages: int = 4,
     num_queries: int = 300,
     encoder_layers: int = 6,
     decoder_layers: int = 6,
@@ -103,6 +104,7 @@ def create_detector(
         pretrained_backbone: Whether the backbone starts from torchvision's ImageNet weights.
         fixed_stages: How much of the backbone is not trained, see `Backbone`; 0 for a backbone that
             starts from random weights.
+        stages: How many of the backbone's four stages there are; three have cells of 16 pixels.
         num_queries: The most objects that an image can have.
         encoder_layers, decoder_layers: How many.
         dim, num_heads, feedforward_dim, dropout: Of encoder and decoder alike.
@@ -129,7 +131,9 @@ def create_detector(
     shared |= {"feedforward_dim": feedforward_dim, "dropout": dropout}
     encoder = Encoder(attention, num_layers=encoder_layers, **shared, **attention_options)
     decoder = Decoder(num_classes, num_layers=decoder_layers, num_queries=num_queries, **shared)
-    features = Backbone(backbone, pretrained=pretrained_backbone, fixed_stages=fixed_stages)
+    features = Backbone(
+        backbone, pretrained=pretrained_backbone, fixed_stages=fixed_stages, stages=stages
+    )
     return Detector(features, encoder, decoder, dim)
 
 

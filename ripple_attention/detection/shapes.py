@@ -45,6 +45,8 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
         sides: Least and largest side of a shape in pixels.
         most: Shapes of a picture, at most.
         noise: Standard deviation of the noise, of 255.
+        unit: Height and width of a picture are multiples of this; pictures of few different sizes
+            are faster to train on.
     """
 
     classes = CLASSES
@@ -58,6 +60,7 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
         sides: tuple[int, int] = (16, 56),
         most: int = 4,
         noise: float = 12.0,
+        unit: int = 1,
     ):
         if not 2 <= sides[0] <= sides[1] <= min(smallest):
             raise ValueError(
@@ -66,13 +69,18 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
             )
         if any(low > high for low, high in zip(smallest, largest, strict=True)):
             raise ValueError(f"smallest must not exceed largest; got {smallest=}, {largest=}")
+        if unit < 1 or any(length % unit for length in (*smallest, *largest)):
+            raise ValueError(
+                f"unit must divide the smallest and the largest lengths; got {unit=}, "
+                f"{smallest=}, {largest=}"
+            )
         if count < 1 or most < 1 or noise < 0:
             raise ValueError(
                 f"count and most must be at least 1, noise at least 0; got {count=}, {most=}, "
                 f"{noise=}"
             )
         self.count, self.seed, self.most, self.noise = count, seed, most, noise
-        self.smallest, self.largest, self.sides = smallest, largest, sides
+        self.smallest, self.largest, self.sides, self.unit = smallest, largest, sides, unit
 
     def __len__(self) -> int:
         return self.count
@@ -92,7 +100,8 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
     def scene(self, index: int) -> Scene:
         """What is in a picture, without drawing it."""
         rng = np.random.default_rng((self.seed, index))
-        height, width = rng.integers(self.smallest, np.add(self.largest, 1)).tolist()
+        least, most = np.floor_divide((self.smallest, self.largest), self.unit)
+        height, width = (self.unit * rng.integers(least, most + 1)).tolist()
         boxes: list[list[int]] = []
         labels: list[int] = []
         for _ in range(int(rng.integers(1, self.most + 1))):

@@ -6,16 +6,15 @@ Two CPU cores, two minutes: 98.3 % top-1.
 """
 
 from ripple_attention.data.augment import Augmentation
-from ripple_attention.train.recipe import (
+from ripple_attention.train.classification import (
+    ClassificationRecipe,
     DataSpec,
-    Hardware,
     Mixing,
     ModelSpec,
-    OptimizerSpec,
-    Recipe,
 )
+from ripple_attention.train.recipe import Hardware, OptimizerSpec
 
-RECIPE = Recipe(
+RECIPE = ClassificationRecipe(
     model=ModelSpec(
         name="ripple_tiny4_patch2_32", patch_size=4, width=64, heads=4, mlp_ratio=2.0, drop_path=0.0
     ),

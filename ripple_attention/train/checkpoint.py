@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ripple_attention.train.recipe import Recipe
 
-# Files of weights, and what their names begin with in the state of a `Classifier`.
+# Files of weights, and what their names begin with in the state of a `TrainedModule`.
 WEIGHTS = {"model.safetensors": "model.", "ema.safetensors": "ema.module."}
 TRAINER = "trainer.pt"
 KEEP = 2

@@ -1,25 +1,19 @@
-"""A classifier in training: loss, optimiser and schedule of a recipe, as Lightning takes them."""
+"""A classifier in training: its network, loss and accuracy."""
 
-import math
 from typing import Any
 
-import lightning.pytorch as pl
-import numpy as np
 import timm
-import torch
 import torch.nn.functional as F
 from timm.data import Mixup, resolve_data_config
 from timm.loss import SoftTargetCrossEntropy
-from timm.optim import create_optimizer_v2
-from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
-from ripple_attention.data.loaders import mix_seed
+from ripple_attention.data.module import ClassificationData
 from ripple_attention.models import MODELS  # makes our names known to timm, too
 from ripple_attention.models.vit import RIPPLE_OPTIONS
-from ripple_attention.train.checkpoint import describe
-from ripple_attention.train.recipe import ModelSpec, OptimizerSpec, Recipe
+from ripple_attention.train.classification import ClassificationRecipe, ModelSpec
+from ripple_attention.train.module import Metrics, TrainedModule
 
 TIMM_NAMES = {
     "width": "embed_dim",
@@ -69,38 +63,18 @@ def preprocessing(model: nn.Module) -> dict[str, Any]:
     return config
 
 
-def learning_rate(step: int, steps_per_epoch: int, epochs: int, spec: OptimizerSpec) -> float:
-    """Linear from `warmup_lr` to `lr`, then a cosine down to `min_lr` at the last step.
-
-    >>> spec = OptimizerSpec(lr=1.0, warmup_lr=0.0, min_lr=0.0, warmup_epochs=2)
-    >>> [round(learning_rate(step, 5, 4, spec), 2) for step in (0, 5, 10, 15, 20)]
-    [0.0, 0.5, 1.0, 0.5, 0.0]
-    """
-    warmup, total = spec.warmup_epochs * steps_per_epoch, epochs * steps_per_epoch
-    if step < warmup:
-        return spec.warmup_lr + (spec.lr - spec.warmup_lr) * step / warmup
-    done = (step - warmup) / max(1, total - warmup)
-    return spec.min_lr + (spec.lr - spec.min_lr) * (1 + math.cos(math.pi * done)) / 2
-
-
-class Classifier(pl.LightningModule):
+class Classifier(TrainedModule):
     """Trains and evaluates a recipe's network.
 
     Args:
         recipe: What to train.
-
-    Attributes:
-        gradient_norm: Of the last step, before clipping.
-        last_evaluation: Metrics of the last evaluation, if there was one.
     """
 
-    def __init__(self, recipe: Recipe):
-        super().__init__()
-        self.recipe = recipe
-        self.model = create_model(recipe.model, recipe.data.num_classes)
-        self.ema: ModelEmaV3 | None = None
-        if recipe.ema_decay is not None:
-            self.ema = ModelEmaV3(self.model, decay=recipe.ema_decay).requires_grad_(False)
+    HEADINGS = {"top1": "top-1 %", "top5": "top-5 %"}  # noqa: RUF012
+    DIGITS = 2
+
+    def __init__(self, recipe: ClassificationRecipe):
+        super().__init__(recipe, create_model(recipe.model, recipe.data.num_classes))
         self.mixup = None
         if recipe.mixes:
             self.mixup = Mixup(
@@ -112,28 +86,19 @@ class Classifier(pl.LightningModule):
             )
         if recipe.hardware.compile:
             self.model.compile()
+        classes = recipe.data.num_classes
         self.accuracies = nn.ModuleDict(
-            {name: self._accuracies() for name in ("weights", *(["ema"] if self.ema else []))}
-        )
-        self.gradient_norm = torch.zeros(())
-        self.last_evaluation: dict[str, Any] = {}
-
-    def _accuracies(self) -> nn.ModuleDict:
-        classes = self.recipe.data.num_classes
-        return nn.ModuleDict(
             {
-                f"top{k}": MulticlassAccuracy(
+                f"{prefix}top{k}": MulticlassAccuracy(
                     classes, top_k=min(k, classes), average="micro", ignore_index=-1
                 )
+                for prefix in self.predictors()
                 for k in (1, 5)
             }
         )
 
-    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Every step has seeds of its own: a resumed run draws what the broken one would have."""
-        seed = mix_seed(self.recipe.seed, self.global_step, self.global_rank)
-        torch.manual_seed(seed)
-        np.random.seed(seed % 2**32)  # timm's mixup draws from it
+    def create_data(self) -> ClassificationData:
+        return ClassificationData(self.recipe, preprocessing(self.model))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, labels = batch
@@ -143,61 +108,19 @@ class Classifier(pl.LightningModule):
         images, targets = self.mixup(images, labels)
         return SoftTargetCrossEntropy()(self.model(images).float(), targets)
 
-    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        super().optimizer_step(*args, **kwargs)
-        if self.ema is not None:
-            self.ema.update(self.model, step=self.global_step)
-
-    def configure_gradient_clipping(
-        self, optimizer: torch.optim.Optimizer, *_: Any, **__: Any
-    ) -> None:
-        gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
-        self.gradient_norm = nn.utils.get_total_norm(gradients)
-        if self.recipe.optimizer.clip is not None:
-            nn.utils.clip_grads_with_norm_(
-                self.model.parameters(), self.recipe.optimizer.clip, self.gradient_norm
-            )
-
-    def configure_optimizers(self) -> Any:
-        spec = self.recipe.optimizer
-        optimizer = create_optimizer_v2(
-            self.model, opt="adamw", lr=spec.lr, weight_decay=spec.weight_decay
-        )
-        steps = int(self.trainer.estimated_stepping_batches) // self.recipe.epochs
-        schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimizer,
-            lambda step: learning_rate(step, steps, self.recipe.epochs, spec) / spec.lr,
-        )
-        self._schedule = schedule
-        return {
-            "optimizer": optimizer,
-            "lr_scheduler": {"scheduler": schedule, "interval": "step"},
-        }
-
-    def learning_rate_of_last_step(self) -> float:
-        """What the step just made was made with: the schedule is one step ahead."""
-        step = self.global_step - 1
-        return self.recipe.optimizer.lr * self._schedule.lr_lambdas[0](step)
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["metadata"] = describe(self.recipe, self.trainer.datamodule.classes)  # type: ignore[attr-defined]
-
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch
-        # `forward` is never compiled: evaluation is too short to pay for a second compilation.
-        logits = {"weights": self.model.forward(images)}
-        if self.ema is not None:
-            logits["ema"] = self.ema.module(images)
-        for name, accuracies in self.accuracies.items():
-            for accuracy in accuracies.values():  # type: ignore[operator]
-                accuracy.update(logits[name].float(), labels)
+        for prefix, predict in self.predictors().items():
+            logits = predict(images).float()
+            for k in (1, 5):
+                accuracy: Any = self.accuracies[f"{prefix}top{k}"]
+                accuracy.update(logits, labels)
 
-    def accuracy(self) -> dict[str, float]:
-        """Top-1 and top-5 of the last evaluation in percent, over all devices; then forgets it."""
-        results = {}
-        for name, accuracies in self.accuracies.items():
-            for kind, accuracy in accuracies.items():  # type: ignore[operator]
-                label = kind if name == "weights" else f"{name}_{kind}"
-                results[label] = 100 * float(accuracy.compute())
-                accuracy.reset()
+    def metrics(self) -> Metrics:
+        """Top-1 and top-5 in percent."""
+        results: Metrics = {}
+        for name in self.accuracies:
+            accuracy: Any = self.accuracies[name]
+            results[name] = 100 * float(accuracy.compute())
+            accuracy.reset()
         return results

@@ -10,6 +10,9 @@ from rich.console import Console
 from rich.table import Table
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
     from ripple_attention.train.recipe import Recipe
 
 console = Console()
@@ -45,9 +48,7 @@ def train(
     if name is None:
         typer.echo(context.get_help())
         raise typer.Exit(0 if show_help else 2)
-    from ripple_attention.train.recipe import smoke_run
-
-    recipe = smoke_run(recipe_of(name)) if quick else recipe_of(name)
+    recipe = recipe_of(name).smoke_run() if quick else recipe_of(name)
     words = [*context.args, *(["--help"] if show_help else [])]
     recipe = override(recipe, words, f"ripple train {name}")
 
@@ -74,7 +75,7 @@ def evaluate(
     ],
     ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
 ) -> None:
-    """Top-1 and top-5 accuracy on the recipe's test images; fields of the recipe may follow.
+    """Accuracy, or average precision, on the recipe's test images; its fields may follow.
 
     Example: ripple evaluate runs/digits
     """
@@ -91,9 +92,9 @@ def evaluate(
     if not is_main_process():
         return
     table = Table(title=f"{recipe.name}: {path}", title_justify="left")
-    for heading in ("images", "top-1 %", "top-5 %"):
+    for heading in ("images", *result.shown):
         table.add_column(heading, justify="right")
-    table.add_row(f"{result.images:,}", f"{result.top1:.2f}", f"{result.top5:.2f}")
+    table.add_row(f"{result.images:,}", *result.shown.values())
     console.print(table)
     if result.damaged:
         console.print(f"{result.damaged} images could not be decoded and are not counted.")
@@ -105,27 +106,80 @@ def predict(
     ],
     images: Annotated[list[Path], typer.Argument(help="Pictures.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
+    threshold: Annotated[
+        float, typer.Option(min=0, max=1, help="Of detectors: the least score of an object.")
+    ] = 0.5,
+    output: Annotated[
+        Path, typer.Option(help="Of detectors: folder for the pictures with their boxes.")
+    ] = Path("predictions"),
     ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Name the classes of pictures. Example: ripple predict runs/digits seven.png"""
-    from ripple_attention.train.checkpoint import find_weights
-    from ripple_attention.train.evaluate import Predictor, open_image
+    """Name the classes of pictures, or find the objects in them, as the model was trained to.
 
-    predictor = Predictor(find_weights(checkpoint, ema), device)
-    broken = []
+    Example: ripple predict runs/digits seven.png
+    """
+    from ripple_attention.train.checkpoint import find_weights, read_description
+    from ripple_attention.train.evaluate import ObjectFinder, Predictor, open_image
+
+    weights = find_weights(checkpoint, ema)
+    recipe, classes = read_description(weights)
+    detects = recipe.task == "detection"
+    finder = ObjectFinder(weights, device) if detects else None
+    predictor = None if detects else Predictor(weights, device)
+    broken: list[str] = []
+    written: set[Path] = set()
     for path in images:
         try:
             image = open_image(path)
         except ValueError as error:
             broken.append(str(error))
             continue
-        table = Table(title=str(path), title_justify="left", show_header=False)
-        for label, probability in predictor(image)[:top]:
-            table.add_row(label, f"{probability:.1%}")
+        table = Table(title=str(path), title_justify="left", show_header=detects)
+        if predictor:
+            for label, probability in predictor(image)[:top]:
+                table.add_row(label, f"{probability:.1%}")
+        if finder:
+            found = finder(image)
+            fill_objects(table, found, classes, threshold)
+            table.caption = str(draw(image, found, classes, threshold, output, path.stem, written))
         console.print(table)
     if broken:
         raise ValueError("\n".join(broken))
+
+
+def fill_objects(
+    table: Table, found: "dict[str, Tensor]", classes: tuple[str, ...], threshold: float
+) -> None:
+    """A row for each object: its class, score and box in pixels."""
+    for heading in ("object", "score", "left", "top", "right", "bottom"):
+        table.add_column(heading, justify="left" if heading == "object" else "right")
+    rows = zip(*(found[name].tolist() for name in ("labels", "scores", "boxes")), strict=True)
+    for label, score, box in rows:
+        if score >= threshold:
+            table.add_row(classes[label], f"{score:.2f}", *(f"{edge:.0f}" for edge in box))
+
+
+def draw(
+    image: "Image",
+    found: "dict[str, Tensor]",
+    classes: tuple[str, ...],
+    threshold: float,
+    folder: Path,
+    name: str,
+    written: set[Path],
+) -> Path:
+    """Writes a picture with its boxes, under a name that no other of this command has."""
+    from ripple_attention.detection.drawing import draw_objects
+
+    folder.mkdir(parents=True, exist_ok=True)
+    path, number = folder / f"{name}.png", 1
+    while path in written:
+        number += 1
+        path = folder / f"{name}-{number}.png"
+    written.add(path)
+    draw_objects(image, found, classes, threshold).save(path)
+    return path
 
 
 def results(
@@ -158,19 +212,17 @@ def override(recipe: "Recipe", words: list[str], command: str) -> "Recipe":
     """The recipe with the fields that were given on the command line, their types checked."""
     import tyro
 
-    from ripple_attention.train.recipe import Recipe
-
     about = "Everything that decides the result of a run."
     if command.startswith("ripple train"):
         about += (
             " Beside these fields: --quick, --resume, --output FOLDER (see ripple train --help)."
         )
-    return tyro.cli(Recipe, default=recipe, args=words, prog=command, description=about)
+    return tyro.cli(type(recipe), default=recipe, args=words, prog=command, description=about)
 
 
 def list_recipes() -> None:
-    """Prints every recipe: what it shows, and the paper's top-1 and top-5 where it has them."""
-    from ripple_attention.paper import ACCURACY
+    """Prints every recipe: what it shows, and the paper's results where it has them."""
+    from ripple_attention.paper import ACCURACY, AVERAGE_PRECISION
     from ripple_attention.recipes import all_recipes
 
     table = Table(box=None)
@@ -180,5 +232,7 @@ def list_recipes() -> None:
     table.add_column("shows")
     for name, listed in all_recipes().items():
         paper = " / ".join(f"{value:.2f}" for value in ACCURACY.get(name, ()))
+        if name in AVERAGE_PRECISION:
+            paper = f"AP {AVERAGE_PRECISION[name][0]:.1f}"
         table.add_row(name, str(listed.recipe.epochs), paper or "–", listed.claim)
     console.print(table)

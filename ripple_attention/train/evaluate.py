@@ -1,4 +1,4 @@
-"""Trained models at work: accuracy on a data set, classes of a picture."""
+"""Trained models at work: results on a data set, classes or objects of a picture."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,31 +9,41 @@ from torch import Tensor
 
 from ripple_attention.data.augment import eval_transform
 from ripple_attention.data.images import DataError
-from ripple_attention.data.module import RecipeData
+from ripple_attention.detection.evaluation import find_objects
+from ripple_attention.detection.items import make_target
+from ripple_attention.detection.transforms import evaluation_transform
 from ripple_attention.train.checkpoint import CheckpointError, read_description, read_weights
-from ripple_attention.train.classifier import Classifier, create_model, preprocessing
+from ripple_attention.train.classifier import preprocessing
+from ripple_attention.train.module import Metrics
 from ripple_attention.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Accuracy in percent."""
+    """What an evaluation found.
+
+    Attributes:
+        images: How many were judged.
+        damaged: How many could not be decoded.
+        metrics: By the names that they have in a run's `result.json`.
+        shown: Those that a person looks at first, as a table shows them.
+    """
 
     images: int
-    top1: float
-    top5: float
     damaged: int
+    metrics: Metrics
+    shown: dict[str, str]
 
 
 def evaluate(path: Path, recipe: Recipe) -> Evaluation:
-    """Accuracy of the weights in a file on the test images of a recipe."""
+    """Judges the weights in a file on the test images of a recipe."""
     from ripple_attention.train.run import create_trainer
 
     weights, _ = read_weights(path)
     _, classes = read_description(path)
-    module = Classifier(replace(recipe, ema_decay=None))
+    module = replace(recipe, ema_decay=None).without_start().create_module()
     load(module.model, weights, path)
-    data = RecipeData(recipe, preprocessing(module.model))
+    data = module.create_data()
     if data.classes != classes:
         raise DataError(
             f"{path} was trained on other classes ({', '.join(classes[:3])}, …) than those of the "
@@ -41,24 +51,36 @@ def evaluate(path: Path, recipe: Recipe) -> Evaluation:
         )
     trainer = create_trainer(recipe, [])
     trainer.validate(module, data, verbose=False)
-    accuracy = module.accuracy()
+    metrics = module.metrics()
     count = len(data.open(train=False)) - data.damaged
-    return Evaluation(count, accuracy["top1"], accuracy["top5"], data.damaged)
+    return Evaluation(count, data.damaged, metrics, module.shown(metrics))
 
 
-class Predictor:
-    """Names the classes of pictures.
+class Trained:
+    """A model with its weights, ready to be asked.
 
     Args:
         path: A file of weights as `ripple train` writes it.
         device: Where to compute.
+
+    Attributes:
+        recipe: What it was trained by.
+        classes: The name of each label.
     """
 
     def __init__(self, path: Path, device: str = "cpu"):
-        recipe, self.classes = read_description(path)
-        weights, _ = read_weights(path)
-        self.model = create_model(recipe.model, recipe.data.num_classes).to(device).eval()
-        load(self.model, weights, path)
+        self.recipe, self.classes = read_description(path)
+        self.device = device
+        self.model: torch.nn.Module = self.recipe.without_start().create_module().model
+        load(self.model, read_weights(path)[0], path)
+        self.model.to(device).eval()
+
+
+class Predictor(Trained):
+    """Names the classes of pictures."""
+
+    def __init__(self, path: Path, device: str = "cpu"):
+        super().__init__(path, device)
         config = preprocessing(self.model)
         self.transform = eval_transform(
             config["input_size"][-1],
@@ -67,7 +89,6 @@ class Predictor:
             crop_pct=config["crop_pct"],
             interpolation=config["interpolation"],
         )
-        self.device = device
 
     @torch.inference_mode()
     def __call__(self, image: Image.Image) -> list[tuple[str, float]]:
@@ -78,6 +99,28 @@ class Predictor:
             (self.classes[i], p)
             for i, p in zip(order.tolist(), probabilities.tolist(), strict=True)
         ]
+
+
+class ObjectFinder(Trained):
+    """Finds the objects in pictures."""
+
+    def __init__(self, path: Path, device: str = "cpu"):
+        super().__init__(path, device)
+        self.transform = evaluation_transform(
+            self.recipe.data.evaluation_scale, self.recipe.augmentation.max_size
+        )
+
+    @torch.inference_mode()
+    def __call__(self, image: Image.Image) -> dict[str, Tensor]:
+        """The likeliest objects, the likeliest first.
+
+        Returns:
+            "scores" (k,), "labels" (k,) and "boxes" (k, 4), left, top, right and bottom in pixels
+            of the picture.
+        """
+        size = (image.height, image.width)
+        pixels, _ = self.transform(image, make_target([], [], 0, size))
+        return find_objects(self.model([pixels.to(self.device)]), [size])[0]
 
 
 def load(model: torch.nn.Module, weights: dict[str, Tensor], path: Path) -> None:

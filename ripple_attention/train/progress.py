@@ -58,7 +58,7 @@ class RunProgress(pl.Callback):
             f"loss {last['loss']:.3f}, {last['images_per_second']:,.0f} images/s"
         )
         if evaluation and evaluation["step"] == trainer.global_step:
-            line += f", top-1 {evaluation['top1']:.2f} %, top-5 {evaluation['top5']:.2f} %"
+            line += "".join(f", {name} {value}" for name, value in module.shown(evaluation).items())
         self.console.print(line, highlight=False, soft_wrap=True)
 
     def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ripple_attention.files import replace_text, write_csv
-from ripple_attention.train.classifier import Classifier
+from ripple_attention.train.module import TrainedModule
 
 Row = dict[str, Any]
 
@@ -36,7 +36,7 @@ class Recorder(pl.Callback):
         self.path = folder / METRICS
         self.last: Row = {}
         self._folder = folder
-        self._pending: list[Tensor] = []
+        self._pending: list[dict[str, Tensor]] = []
         self._images = 0
         self._since = 0.0
         self._board: Any = None
@@ -53,12 +53,13 @@ class Recorder(pl.Callback):
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self._pending.append(torch.stack([outputs["loss"].detach(), module.gradient_norm]))
+        numbers = {name: value.detach() for name, value in outputs.items()}
+        self._pending.append(numbers | {"gradient_norm": module.gradient_norm})
         self._images += len(batch[0]) * trainer.world_size
         if trainer.global_step % module.recipe.log_every == 0 or trainer.is_last_batch:
             self.flush(trainer, module)
 
-    def flush(self, trainer: pl.Trainer, module: Classifier) -> None:
+    def flush(self, trainer: pl.Trainer, module: TrainedModule) -> None:
         """Writes down the steps since the last time.
 
         Raises:
@@ -66,16 +67,19 @@ class Recorder(pl.Callback):
         """
         if not self._pending:
             return
-        numbers = trainer.strategy.reduce(torch.stack(self._pending).float(), reduce_op="mean")
-        losses, norms = numbers.T.tolist()
+        names = list(self._pending[0])
+        rows = [torch.stack([row[name].float() for name in names]) for row in self._pending]
+        reduced = trainer.strategy.reduce(torch.stack(rows), reduce_op="mean")
+        columns = dict(zip(names, reduced.T.tolist(), strict=True))
+        norms = columns.pop("gradient_norm")
         seconds = time.perf_counter() - self._since
-        first = trainer.global_step - len(losses) + 1
-        _check_finite(losses, norms, first, module)
+        first = trainer.global_step - len(norms) + 1
+        _check_finite(columns["loss"], norms, first, module)
         self.last = {
             "kind": "train",
             "step": trainer.global_step,
             "epoch": trainer.global_step / trainer.num_training_batches,
-            "loss": sum(losses) / len(losses),
+            **{name: sum(column) / len(column) for name, column in columns.items()},
             "learning_rate": module.learning_rate_of_last_step(),
             "gradient_norm": sum(norms) / len(norms),
             "gradient_norm_max": max(norms),
@@ -92,7 +96,7 @@ class Recorder(pl.Callback):
             "kind": "evaluation",
             "step": trainer.global_step,
             "epoch": trainer.global_step / max(1, trainer.num_training_batches),
-            **module.accuracy(),
+            **module.metrics(),
             "damaged_images": int(trainer.strategy.reduce(damaged, reduce_op="sum")),
         }
         module.last_evaluation = row
@@ -149,7 +153,9 @@ def gradient_norms(metrics: Path, warmup_epochs: float) -> dict[str, float]:
     }
 
 
-def _check_finite(losses: list[float], norms: list[float], first: int, module: Classifier) -> None:
+def _check_finite(
+    losses: list[float], norms: list[float], first: int, module: TrainedModule
+) -> None:
     # In float16 a gradient may overflow: the scaler then leaves the step out and goes on.
     watched = {"loss": losses}
     if module.recipe.hardware.precision != "16-mixed":

@@ -15,7 +15,6 @@ from rich.console import Console
 from rich.table import Table
 
 from ripple_attention.bench.measure import hardware
-from ripple_attention.data.module import RecipeData
 from ripple_attention.files import replace_text
 from ripple_attention.train.checkpoint import (
     WEIGHTS,
@@ -25,8 +24,8 @@ from ripple_attention.train.checkpoint import (
     steps_kept,
     tidy,
 )
-from ripple_attention.train.classifier import Classifier, preprocessing
 from ripple_attention.train.environment import environment
+from ripple_attention.train.module import TrainedModule
 from ripple_attention.train.progress import RunProgress
 from ripple_attention.train.recipe import Recipe, differences
 from ripple_attention.train.recorder import (
@@ -67,8 +66,8 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         console.print(f"Going on from {checkpoint}", highlight=False, soft_wrap=True)
 
     pl.seed_everything(recipe.seed, verbose=False)
-    module = Classifier(recipe)
-    data = RecipeData(recipe, preprocessing(module.model))
+    module = recipe.create_module()
+    data = module.create_data()
     recorder = Recorder(folder)
     safety = Safety(checkpoints, recorder, started)
     trainer = create_trainer(recipe, [recorder, RunProgress(console, recorder), safety])
@@ -194,21 +193,22 @@ def _prepare(recipe: Recipe, folder: Path, resume: bool) -> None:
 
 
 def _result(
-    recipe: Recipe, folder: Path, trainer: pl.Trainer, module: Classifier, started: float
+    recipe: Recipe, folder: Path, trainer: pl.Trainer, module: TrainedModule, started: float
 ) -> dict[str, Any]:
     """One line of results; speed is that of a typical row, not slowed by the first ones."""
     metrics = folder / METRICS
     rates = sorted(
         row["images_per_second"] for row in read_metrics(metrics) if row["kind"] == "train"
     )
-    evaluation = module.last_evaluation
-    names = ("top1", "top5", "ema_top1", "ema_top5", "damaged_images")
+    metrics_of_last = dict(module.last_evaluation)
+    for name in ("kind", "step", "epoch"):
+        metrics_of_last.pop(name)
     return {
         "recipe": recipe.name,
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         "steps": trainer.global_step,
-        **{name: evaluation[name] for name in names if name in evaluation},
+        **metrics_of_last,
         **(gradient_norms(metrics, recipe.optimizer.warmup_epochs) if rates else {}),
         "images_per_second": rates[len(rates) // 2] if rates else None,
         "minutes_of_last_session": (time.monotonic() - started) / 60,
@@ -222,6 +222,6 @@ def summary(result: dict[str, Any]) -> Table:
     table = Table(title=result["recipe"], title_justify="left", show_header=False)
     for name, value in result.items():
         if name != "recipe" and value is not None:
-            shown = f"{value:,.2f}" if isinstance(value, float) else str(value)
+            shown = f"{value:,.3f}" if isinstance(value, float) else str(value)
             table.add_row(name.replace("_", " "), shown)
     return table

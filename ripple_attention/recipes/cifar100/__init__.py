@@ -2,9 +2,10 @@
 
 from dataclasses import replace
 
-from ripple_attention.train.recipe import DataSpec, ModelSpec, OptimizerSpec, Recipe
+from ripple_attention.train.classification import ClassificationRecipe, DataSpec, ModelSpec
+from ripple_attention.train.recipe import OptimizerSpec
 
-SCHEDULE = Recipe(
+SCHEDULE = ClassificationRecipe(
     data=DataSpec(name="cifar100", root="data", num_classes=100),
     optimizer=OptimizerSpec(lr=5e-4),
     batch_size=512,
@@ -12,6 +13,6 @@ SCHEDULE = Recipe(
 )
 
 
-def cifar100(name: str, **options: object) -> Recipe:
+def cifar100(name: str, **options: object) -> ClassificationRecipe:
     """The schedule with a model and its options."""
     return replace(SCHEDULE, model=ModelSpec(name=name, **options))  # type: ignore[arg-type]

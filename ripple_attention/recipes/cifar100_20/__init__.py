@@ -8,7 +8,8 @@ from dataclasses import replace
 
 from ripple_attention.data.augment import Augmentation
 from ripple_attention.recipes.cifar100 import SCHEDULE as FULL
-from ripple_attention.train.recipe import ModelSpec, OptimizerSpec, Recipe
+from ripple_attention.train.classification import ClassificationRecipe, ModelSpec
+from ripple_attention.train.recipe import OptimizerSpec
 
 SCHEDULE = replace(
     FULL,
@@ -21,7 +22,7 @@ SCHEDULE = replace(
 )
 
 
-def cifar100_20(name: str, **options: object) -> Recipe:
+def cifar100_20(name: str, **options: object) -> ClassificationRecipe:
     """The schedule with a model and its options."""
     model = ModelSpec(name=name, drop_path=0.0, **options)  # type: ignore[arg-type]
     return replace(SCHEDULE, model=model)

@@ -7,13 +7,14 @@ the whole schedule.
 from dataclasses import replace
 
 from ripple_attention.recipes.cifar100 import SCHEDULE as FULL
-from ripple_attention.train.recipe import ModelSpec, OptimizerSpec, Recipe
+from ripple_attention.train.classification import ClassificationRecipe, ModelSpec
+from ripple_attention.train.recipe import OptimizerSpec
 
 SCHEDULE = replace(
     FULL, epochs=60, optimizer=OptimizerSpec(lr=1e-3), ema_decay=None, validate_every=5
 )
 
 
-def cifar100_short(name: str, **options: object) -> Recipe:
+def cifar100_short(name: str, **options: object) -> ClassificationRecipe:
     """The schedule with a model and its options."""
     return replace(SCHEDULE, model=ModelSpec(name=name, **options))  # type: ignore[arg-type]

@@ -3,9 +3,10 @@
 from dataclasses import replace
 
 from ripple_attention.data.augment import Augmentation
-from ripple_attention.train.recipe import DataSpec, ModelSpec, OptimizerSpec, Recipe
+from ripple_attention.train.classification import ClassificationRecipe, DataSpec, ModelSpec
+from ripple_attention.train.recipe import OptimizerSpec
 
-SCHEDULE = Recipe(
+SCHEDULE = ClassificationRecipe(
     data=DataSpec(name="imagenet", root="data/imagenet", num_classes=1000, in_memory=False),
     augmentation=Augmentation(crop="resized"),
     optimizer=OptimizerSpec(lr=1e-3),
@@ -14,6 +15,6 @@ SCHEDULE = Recipe(
 )
 
 
-def imagenet(name: str, **options: object) -> Recipe:
+def imagenet(name: str, **options: object) -> ClassificationRecipe:
     """The schedule with a model and its options."""
     return replace(SCHEDULE, model=ModelSpec(name=name, **options))  # type: ignore[arg-type]
