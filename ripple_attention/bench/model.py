@@ -32,6 +32,14 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ripple, R_max 16": (RIPPLE, {"max_distance": 16}),
     "ripple, logarithmic": (RIPPLE, {"partition": "logarithmic", "max_distance": "side"}),
     "ripple, dense": (RIPPLE, {"partition": "dense"}),
+    "ripple, fixed": (RIPPLE, {"weights": "fixed"}),
+    "ripple, truncated": (RIPPLE, {"weights": "truncated"}),
+    "ripple, softmax weights": (RIPPLE, {"weights": "softmax"}),
+    "ripple, 3 layers": (RIPPLE, {"ripple_layers": 3}),
+    "ripple, 6 layers": (RIPPLE, {"ripple_layers": 6}),
+    "ripple, 12 layers": (RIPPLE, {"ripple_layers": 12}),
+    "DeiT-LA of 4 layers": ("deit_la_tiny_patch16_224", {"depth": 4}),
+    "ripple of 4 layers": (RIPPLE, {"depth": 4}),
 }
 
 
