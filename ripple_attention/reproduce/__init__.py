@@ -1,0 +1,1 @@
+"""The paper's tables and figures again: its numbers beside ours, and what is not yet measured."""

@@ -1,0 +1,176 @@
+"""The paper's figures: what is drawn, of which benchmark, and what is said below."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ripple_attention.bench.op import short
+from ripple_attention.divergence import uniform_divergence
+from ripple_attention.reproduce.charts import draw_curves, draw_divergence
+from ripple_attention.reproduce.found import Results, Row
+from ripple_attention.reproduce.numbers import FIGURE_BATCH
+from ripple_attention.reproduce.runs import training_command
+from ripple_attention.reproduce.speeds import (
+    FIGURE_SIDES,
+    MAX_DISTANCE,
+    Line,
+    Setting,
+    model_command,
+    model_setting,
+    operator_commands,
+    operator_setting,
+    points,
+)
+
+DIVERGENCE_RECIPE = "cifar100-ripple-tiny"
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Time and memory against tokens.
+
+    Args:
+        name: As the command takes it.
+        title: What it shows.
+        setting: How the paper measured, and what ours are of.
+        lines: What is drawn.
+        passes: The benchmark's names of what is timed.
+        choose: Gives the rows of one machine and setting.
+        commands: Make what is missing.
+    """
+
+    name: str
+    title: str
+    setting: str
+    lines: tuple[Line, ...]
+    passes: tuple[str, ...]
+    choose: Callable[[tuple[Line, ...], Results], Setting | None]
+    commands: tuple[str, ...]
+
+
+SPEED = Curves(
+    "figure-speed",
+    "Figure: time and memory against tokens",
+    "The paper: whole vision transformers of width 96, batch 4, on one V100; it does not say "
+    "whether forward alone. Ours: the attention operators alone, after the feature map.",
+    (
+        Line("DeiT (softmax)", ("softmax SDPA",)),
+        Line("DeiT-LA (linear)", ("linear attention",)),
+        Line("ripple (naïve)", ("ripple naive",)),
+        Line("ripple (DP)", ("ripple table triton", "ripple table")),
+        Line("ripple (tiled)", ("ripple tiled triton", "ripple tiled")),
+    ),
+    ("forward", "forward+backward"),
+    operator_setting,
+    operator_commands(),
+)
+PARTITION_LINES = (
+    Line("ripple, R_max 4", ("ripple, R_max 4",)),
+    Line("logarithmic", ("ripple, logarithmic",)),
+    Line("dense", ("ripple, dense",)),
+)
+PARTITIONS = Curves(
+    "figure-speed-partitions",
+    "Figure: time and memory of the partitions against tokens",
+    "The paper: whole vision transformers of width 96, batch 4. Ours: whole models, each layer by "
+    "the algorithm that `auto` takes.",
+    PARTITION_LINES,
+    ("forward", "training step"),
+    model_setting,
+    tuple(
+        model_command(
+            side, FIGURE_BATCH, [line.systems[0] for line in PARTITION_LINES], "partitions"
+        )
+        for side in FIGURE_SIDES[:-1]
+    ),
+)
+
+
+def make_curves(curves: Curves, results: Results, folder: Path) -> tuple[str, list[str]]:
+    """Draws the figure; gives its page, and what is missing."""
+    setting = curves.choose(curves.lines, results)
+    draw_curves(curves.title, curves.lines, setting, curves.passes, folder / curves.name)
+    parts = [f"# {curves.title}", curves.setting, f"![{curves.title}]({curves.name}.png)"]
+    lacking = []
+    absent = [
+        line.label
+        for line in curves.lines
+        if not (setting and points(setting.rows, line, curves.passes[0], "median_ms"))
+    ]
+    if setting:
+        files = ", ".join(f"`{file}`" for file in setting.files)
+        departs = ", ".join(setting.departs)
+        said = f" This departs from the paper's setting: {departs}." if departs else ""
+        parts.append(f"Measured: {setting.words}; {files}.{said}")
+        parts += [_curve_table(curves, setting, step) for step in curves.passes]
+    if absent or (setting and setting.departs):
+        remedy = ", ".join(f"`{command}`" for command in curves.commands)
+        what = ", ".join(absent) or "all lines in the paper's setting"
+        lacking.append(f"{what}: not yet run: {remedy}")
+        parts.append("## Not there yet\n\n" + "\n".join(f"- {line}" for line in lacking))
+    return "\n\n".join(parts) + "\n", lacking
+
+
+def _curve_table(curves: Curves, setting: Setting, step: str) -> str:
+    times = {line: dict(points(setting.rows, line, step, "median_ms")) for line in curves.lines}
+    memory = {line: dict(points(setting.rows, line, step, "peak_mb")) for line in curves.lines}
+    tokens = sorted({size for found in times.values() for size in found})
+    rows = [[step, *(f"{size:,} tokens" for size in tokens)], ["---"] + ["---:"] * len(tokens)]
+    for line in curves.lines:
+        cells = [
+            f"{short(times[line][size])} ms, {short(memory[line].get(size, 0))} MB"
+            if size in times[line] else "–"
+            for size in tokens
+        ]  # fmt: skip
+        rows.append([line.label, *cells])
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)
+
+
+def divergence_runs(results: Results) -> dict[str, list[Row]]:
+    """The rows of every run that logged its divergence, by the name of its file, longest first."""
+    runs: dict[str, list[Row]] = {}
+    for row in results.metrics:
+        if row["kind"] == "train" and row.get("jsd") is not None:
+            runs.setdefault(row["file"], []).append(row)
+    return dict(sorted(runs.items(), key=lambda run: -run[1][-1]["epoch"]))
+
+
+def _groups(rows: list[Row]) -> int:
+    return rows[0].get("groups") or MAX_DISTANCE + 1
+
+
+def make_divergence(results: Results, folder: Path) -> tuple[str, list[str]]:
+    """Draws the figure on the JSD; gives its page, and what is missing.
+
+    The column `groups` says how many groups a run has; without it, those of R_max 4. Runs with
+    other groups than the longest one have another uniform line, and are left out.
+    """
+    runs = divergence_runs(results)
+    groups = max((_groups(rows) for rows in list(runs.values())[:1]), default=MAX_DISTANCE + 1)
+    runs = {name: rows for name, rows in runs.items() if _groups(rows) == groups}
+    title = "Figure: JSD between stick-breaking and fixed weights, in training"
+    draw_divergence(title, runs, groups, folder / "figure-jsd")
+    parts = [
+        f"# {title}",
+        "The Jensen–Shannon divergence, in nats, of the spatial weights from the fixed ones (1/2, "
+        "1/4, …, the remainder for the rest), a mean over images, tokens, heads and layers. The "
+        f"dashed line is that of uniform weights, {uniform_divergence(groups):.4f} for {groups} "
+        "groups. The paper gives neither a unit nor numbers. Its weights start near the fixed ones "
+        "(plain sticks); ours start near the uniform line (balanced sticks).",
+        f"![{title}](figure-jsd.png)",
+    ]
+    lines = ["| run | epochs | JSD, first | largest | last |", "|---|---:|---:|---:|---:|"]
+    for name, rows in runs.items():
+        found = [row["jsd"] for row in rows]
+        numbers = " | ".join(f"{value:.4f}" for value in (found[0], max(found), found[-1]))
+        lines.append(f"| `{name}` | {rows[-1]['epoch']:.0f} | {numbers} |")
+    if runs:
+        parts.append("\n".join(lines))
+        return "\n\n".join(parts) + "\n", []
+    lacking = [
+        f"no file of metrics has a column `jsd`: not yet run: "
+        f"`{training_command(DIVERGENCE_RECIPE)}`, whose metrics.csv then goes under "
+        "benchmarks/results"
+    ]
+    parts.append("## Not there yet\n\n" + "\n".join(f"- {line}" for line in lacking))
+    return "\n\n".join(parts) + "\n", lacking

@@ -1,0 +1,65 @@
+"""A number of ours as a table shows it: measured, with what is particular about it, or missing."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One number, or one for each seed.
+
+    Args:
+        numbers: At least one.
+        departs: Where it left the paper's setting, in a few words each: "20 epochs".
+        source: What it is of, in a sentence: epochs, seeds, hardware, file.
+        files: Of which it was read, relative to the folder of results.
+        recipe: Whose training made it.
+        commands: Where it departs, those that would make it in the paper's setting.
+    """
+
+    numbers: tuple[float, ...]
+    departs: tuple[str, ...] = ()
+    source: str = ""
+    files: tuple[str, ...] = ()
+    recipe: str = ""
+    commands: tuple[str, ...] = ()
+
+    @property
+    def mean(self) -> float:
+        return sum(self.numbers) / len(self.numbers)
+
+    def text(self, decimals: int) -> str:
+        """Mean, range and particulars: "43.8, 43.5–44.1 (3 seeds, 20 epochs)".
+
+        >>> Measured((44.1, 43.5), ("20 epochs",)).text(1)
+        '43.8, 43.5–44.1 (2 seeds, 20 epochs)'
+        >>> Measured((5770.0,)).text(0)
+        '5,770'
+        """
+        shown = f"{self.mean:,.{decimals}f}"
+        said = list(self.departs)
+        if len(self.numbers) > 1:
+            shown += f", {min(self.numbers):,.{decimals}f}–{max(self.numbers):,.{decimals}f}"
+            said.insert(0, f"{len(self.numbers)} seeds")
+        return shown + (f" ({', '.join(said)})" if said else "")
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A number that is not there yet: the commands that make it, or why nothing does."""
+
+    commands: tuple[str, ...] = ()
+    why: str = ""
+
+    def text(self, decimals: int = 0) -> str:
+        return "not yet run" if self.commands else "–"
+
+
+Value = Measured | Missing
+
+
+def remedy(value: Value) -> str:
+    """How a number is made that is missing or departs: "not yet run: `ripple train …`"."""
+    commands = ", ".join(f"`{command}`" for command in value.commands)
+    if isinstance(value, Missing):
+        return f"not yet run: {commands}" if commands else value.why
+    return f"in the paper's setting, not yet run: {commands}" if commands else ""
