@@ -79,7 +79,7 @@ def test_files_are_told_apart_by_their_columns(results):
         [run("digits", 98.0)],
         operator("ripple naive", 1024, 1.0),
         [model("DeiT-LA", 100.0)],
-        [{"kind": "train", "step": 1, "epoch": 0.5, "loss": 4.0, "jsd": 0.1}],
+        [{"kind": "ripples", "step": 1, "epoch": 0.5, "loss": 4.0, "jsd": 0.1}],
         [{"version": "1", "kernel": "forward", "microseconds": 3}],
     )
     kinds = (found.runs, found.operators, found.models, found.metrics, found.detectors)
@@ -303,7 +303,7 @@ def test_every_missing_number_has_a_command_that_the_program_understands(tmp_pat
 
 def test_everything_is_written_and_not_empty(tmp_path, results):
     jsd = [
-        {"kind": "train", "step": n, "epoch": n / 10, "loss": 4.0, "jsd": 0.05 + n / 1000,
+        {"kind": "ripples", "step": n, "epoch": n / 10, "loss": 4.0, "jsd": 0.05 + n / 1000,
          "halting_group": 4.5, "jsd/layer_0": 0.02, "jsd/layer_1": 0.03}
         for n in range(1, 21)
     ]  # fmt: skip

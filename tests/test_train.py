@@ -19,6 +19,8 @@ from safetensors.torch import load_file, save_file
 from ripple_attention.data.augment import Augmentation
 from ripple_attention.data.images import DataError
 from ripple_attention.data.made_up import made_up_images
+from ripple_attention.divergence import uniform_divergence
+from ripple_attention.spatial_weights import halt
 from ripple_attention.train import recorder
 from ripple_attention.train.checkpoint import (
     CheckpointError,
@@ -38,6 +40,7 @@ from ripple_attention.train.evaluate import evaluate
 from ripple_attention.train.module import learning_rate
 from ripple_attention.train.recipe import Hardware, OptimizerSpec, Recipe
 from ripple_attention.train.recorder import DivergedError, gradient_norms, read_metrics
+from ripple_attention.train.ripples import halting_group
 from ripple_attention.train.run import train
 
 STEPS_PER_EPOCH, EPOCHS = 6, 3
@@ -91,7 +94,8 @@ def test_a_run_folder_holds_what_a_reader_needs(whole):
     rows = read_metrics(folder / "metrics.jsonl")
     columns = list(csv.DictReader((folder / "metrics.csv").open()))
     assert [int(row["step"]) for row in columns] == [row["step"] for row in rows]
-    assert float(columns[0]["loss"]) == rows[0]["loss"]
+    assert rows[1]["kind"] == "train"
+    assert float(columns[1]["loss"]) == rows[1]["loss"]
     evaluations = [row for row in rows if row["kind"] == "evaluation"]
     assert [row["step"] for row in evaluations] == [6, 12, 18]
     assert all(0 <= row["top1"] <= row["top5"] <= 100 for row in evaluations)
@@ -106,6 +110,29 @@ def test_a_run_folder_holds_what_a_reader_needs(whole):
     recipe, classes = read_description(folder / "model.safetensors")
     assert recipe == SMALL
     assert classes[3] == "class 3"
+
+
+def test_ripples_are_written_down_after_every_epoch(whole):
+    folder = whole[0]
+    rows = [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "ripples"]
+    lines = read_metrics(folder / "ripples.jsonl")
+    assert [row["epoch"] for row in rows] == [line["epoch"] for line in lines] == [0, 1, 2, 3]
+    for row, line in zip(rows, lines, strict=True):
+        weights = torch.tensor(line["weights"])
+        assert weights.shape == (2, 2, row["groups"]) == (2, 2, 5)
+        assert torch.allclose(weights.sum(-1), torch.ones(2, 2), atol=1e-5)
+        assert row["jsd"] == pytest.approx((row["jsd/layer_0"] + row["jsd/layer_1"]) / 2)
+        assert 0 < row["halting_group"] <= 5
+    assert rows[0]["jsd"] == pytest.approx(uniform_divergence(5), abs=0.01)  # they start uniform
+    assert rows[-1]["jsd"] != rows[0]["jsd"]
+
+
+@pytest.mark.parametrize(("threshold", "group"), [(0.35, 1), (0.25, 2), (0.15, 3), (0.05, 4)])
+def test_a_ripple_halts_where_less_than_the_threshold_is_left(threshold, group):
+    weights = torch.tensor([0.7, 0.1, 0.1, 0.1])  # left: 0.3, 0.2, 0.1
+    assert halting_group(weights, threshold) == group
+    halted = halt(weights, threshold, "share")
+    assert halting_group(halted, threshold) == group
 
 
 def test_the_schedule_is_linear_then_a_cosine(whole):
@@ -177,6 +204,7 @@ import torch
 from rich.console import Console
 from ripple_attention.train import checkpoint, safety
 from ripple_attention.train.recipe import Recipe
+from ripple_attention.train.ripples import halting_group
 from ripple_attention.train.run import train
 
 def die():
@@ -239,7 +267,7 @@ def test_a_run_may_be_cut_after_any_step(step, whole, tmp_path, monkeypatch):
     run(tmp_path / "cut", resume=True)
     assert_same_weights(tmp_path / "cut", whole[0])
     evaluations = [
-        [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] == "evaluation"]
+        [row for row in read_metrics(folder / "metrics.jsonl") if row["kind"] != "train"]
         for folder in (tmp_path / "cut", whole[0])
     ]
     assert evaluations[0] == evaluations[1]

@@ -130,7 +130,7 @@ def divergence_runs(results: Results) -> dict[str, list[Row]]:
     """The rows of every run that logged its divergence, by the name of its file, longest first."""
     runs: dict[str, list[Row]] = {}
     for row in results.metrics:
-        if row["kind"] == "train" and row.get("jsd") is not None:
+        if row["kind"] == "ripples" and row.get("jsd") is not None:
             runs.setdefault(row["file"], []).append(row)
     return dict(sorted(runs.items(), key=lambda run: -run[1][-1]["epoch"]))
 

@@ -34,6 +34,7 @@ from ripple_attention.train.recorder import (
     gradient_norms,
     read_metrics,
 )
+from ripple_attention.train.ripples import RippleProfiles, has_ripples
 from ripple_attention.train.safety import Safety
 
 
@@ -70,7 +71,10 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
     data = module.create_data()
     recorder = Recorder(folder)
     safety = Safety(checkpoints, recorder, started)
-    trainer = create_trainer(recipe, [recorder, RunProgress(console, recorder), safety])
+    callbacks: list[pl.Callback] = [recorder, RunProgress(console, recorder)]
+    if has_ripples(module.model):
+        callbacks.append(RippleProfiles(folder, recorder))
+    trainer = create_trainer(recipe, [*callbacks, safety])  # which may stop the run, at the end
     try:
         trainer.fit(module, data, ckpt_path=checkpoint)
         if module.last_evaluation.get("step") != trainer.global_step:
