@@ -335,6 +335,15 @@ def test_flip_is_certain_or_never_as_asked():
     torch.testing.assert_close(mirrored[1]["boxes"][:, 1:], same[1]["boxes"][:, 1:])
 
 
+def test_pictures_may_stay_as_they_are():
+    picture, target = picture_with_rectangle(1)
+    as_it_is = DetectionAugmentation(flip=0, scales=(), crop=0)
+    for transform in (train_transform(as_it_is), evaluation_transform(None)):
+        image, result = transform(picture, target)
+        assert image.shape[1:] == (picture.height, picture.width)
+        assert result["labels"].tolist() == [4, 6]  # the box outside is left out
+
+
 def test_sizes_are_detrs():
     transform, picture = train_transform(DetectionAugmentation(crop=0)), Image.new("RGB", (64, 48))
     torch.manual_seed(0)
@@ -372,7 +381,8 @@ def test_augmentation_is_decided_by_the_seed_of_an_item():
     ("options", "message"),
     [
         ({"flip": 1.5}, "flip=1.5"),
-        ({"scales": ()}, "one or more"),
+        ({"scales": (0,)}, "scales must be lengths ≥ 1"),
+        ({"crop_scales": ()}, "one or more"),
         ({"max_size": 700}, "max_size=700"),
         ({"crop_sizes": (9, 5)}, r"crop_sizes=\(9, 5\)"),
     ],
@@ -382,6 +392,14 @@ def test_augmentation_is_checked(options, message):
         DetectionAugmentation(**options)
     with pytest.raises(ValueError, match="scale=9, max_size=5"):
         evaluation_transform(9, 5)
+
+
+def test_sizes_of_shapes_are_multiples_of_the_unit():
+    pictures = Shapes(30, smallest=(64, 96), largest=(96, 128), unit=32)
+    sizes = {pictures.scene(index).size for index in range(30)}
+    assert sizes == {(64, 96), (64, 128), (96, 96), (96, 128)}
+    with pytest.raises(ValueError, match="unit must divide"):
+        Shapes(1, smallest=(64, 90), unit=32)
 
 
 def test_shapes_are_the_same_for_the_same_seed():

@@ -72,6 +72,22 @@ def test_images_keep_their_order_whatever_sizes_they_have():
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("stages", [2, 3])
+def test_fewer_stages_have_smaller_cells(stages):
+    cut = shaken(create("smca_ripple_resnet18", stages=stages, **TINY)).eval()
+    stride = 2 ** (1 + stages)
+    batch = images((5 * stride, 3 * stride), (2 * stride + 1, 4 * stride))
+    features = cut.backbone(batch)
+    assert features.shape == (2, 512 * stride // 32, 5, 4)
+    assert not features[1, :, 3:].any() and features[1, :, 2].any()
+    together = cut(batch)
+    for index, image in enumerate(batch):
+        assert_same(together, cut([image]), index)
+    with pytest.raises(ValueError, match="a backbone has 1 to 4 stages; got stages=5"):
+        create("smca_resnet18", stages=5)
+
+
+@torch.no_grad()
 def test_a_tensor_of_images_equals_a_list_of_them():
     model = shaken(create("smca_la_resnet18", **TINY)).eval()
     batch = torch.randn(2, 3, 70, 50)

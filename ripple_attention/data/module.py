@@ -94,7 +94,8 @@ class RecipeData(pl.LightningDataModule):
         recipe, trainer = self.recipe, self.trainer
         assert trainer is not None
         data = self.open(train=False)
-        images = max(1, recipe.batch_size // trainer.world_size)
+        # In twos or more no device has an empty batch; one by one, the last one might.
+        images = max(2, recipe.batch_size // trainer.world_size)
         batches = EvaluationBatches(len(data), images, trainer.global_rank, trainer.world_size)
         return self.evaluation_loader(data, batches, trainer.strategy.root_device)
 

@@ -13,7 +13,7 @@ from ripple_attention.train.detection import DetectionRecipe
 SHAPES: dict[str, Any] = {
     "smallest": (64, 96),
     "largest": (96, 128),
-    "sides": (16, 48),
+    "sides": (24, 48),
     "unit": 32,
 }
 

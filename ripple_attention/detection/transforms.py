@@ -25,7 +25,7 @@ class DetectionAugmentation:
     flip: float = 0.5
     """Probability of a mirror image."""
     scales: tuple[int, ...] = tuple(range(480, 801, 32))
-    """The shorter side becomes one of these."""
+    """The shorter side becomes one of these; none of them leaves a picture as it is."""
     max_size: int = 1333
     """The longer side is at most this, whatever the shorter one becomes."""
     crop: float = 0.5
@@ -41,11 +41,11 @@ class DetectionAugmentation:
             if not 0 <= probability <= 1:
                 raise ValueError(f"{name} is a probability, 0 to 1; got {name}={probability}")
         for name in ("scales", "crop_scales"):
-            if not getattr(self, name) or min(getattr(self, name)) < 1:
-                raise ValueError(
-                    f"{name} must be one or more lengths ≥ 1; got {name}={getattr(self, name)}"
-                )
-        if self.max_size < max(self.scales):
+            if min(getattr(self, name), default=1) < 1:
+                raise ValueError(f"{name} must be lengths ≥ 1; got {name}={getattr(self, name)}")
+        if not self.crop_scales and self.crop:
+            raise ValueError("crop_scales must be one or more lengths ≥ 1, or crop 0; got none")
+        if self.max_size < max(self.scales, default=1):
             raise ValueError(
                 "max_size must be at least the largest of scales; got "
                 f"max_size={self.max_size}, scales={self.scales}"
@@ -67,25 +67,28 @@ def train_transform(aug: DetectionAugmentation) -> Transform:
         boxes as centre, width and height relative to that image. Boxes that were cut off, down to
         less than a pixel, are left out.
     """
-    resize = _resize(aug.scales, aug.max_size)
+    resize: v2.Transform = v2.Identity()
+    if aug.scales:
+        resize = _resize(aug.scales, aug.max_size)
+    flip = v2.RandomHorizontalFlip(aug.flip)
+    if not aug.crop:
+        return DetectionTransform([flip, resize])
     cut = v2.Compose([_resize(aug.crop_scales, None), RandomSizeCrop(*aug.crop_sizes), resize])
-    steps = [
-        v2.RandomHorizontalFlip(aug.flip),
-        v2.RandomChoice([resize, cut], p=[1 - aug.crop, aug.crop]),
-    ]
-    return DetectionTransform(steps)
+    return DetectionTransform([flip, v2.RandomChoice([resize, cut], p=[1 - aug.crop, aug.crop])])
 
 
-def evaluation_transform(scale: int = 800, max_size: int = 1333) -> Transform:
+def evaluation_transform(scale: int | None = 800, max_size: int = 1333) -> Transform:
     """What is done to a picture that is to be judged: it is resized.
 
     Args:
-        scale: Its shorter side in pixels.
+        scale: Its shorter side in pixels; None leaves it as it is.
         max_size: The longer side is at most this.
 
     Returns:
         As `train_transform`.
     """
+    if scale is None:
+        return DetectionTransform([])
     if not 1 <= scale <= max_size:
         raise ValueError(f"scale must lie between 1 and max_size; got {scale=}, {max_size=}")
     return DetectionTransform([_resize((scale,), max_size)])

@@ -51,8 +51,8 @@ class DetectionDataSpec:
     """The folder that holds it."""
     num_classes: int = 80
     """How many classes it has."""
-    evaluation_scale: int = 800
-    """The shorter side of a picture that is judged, in pixels."""
+    evaluation_scale: int | None = 800
+    """The shorter side of a picture that is judged, in pixels; None leaves it as it is."""
     count: int = 4096
     """Of shapes: how many pictures to train on."""
     evaluation_count: int = 256
@@ -60,7 +60,9 @@ class DetectionDataSpec:
 
     def __post_init__(self) -> None:
         at_least(1, num_classes=self.num_classes, count=self.count)
-        at_least(1, evaluation_scale=self.evaluation_scale, evaluation_count=self.evaluation_count)
+        at_least(1, evaluation_count=self.evaluation_count)
+        if self.evaluation_scale is not None:
+            at_least(1, evaluation_scale=self.evaluation_scale)
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,7 @@ class DetectionRecipe(Recipe):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.data.evaluation_scale > self.augmentation.max_size:
+        if (self.data.evaluation_scale or 1) > self.augmentation.max_size:
             raise ValueError(
                 "data.evaluation_scale must not exceed augmentation.max_size; got "
                 f"{self.data.evaluation_scale} and {self.augmentation.max_size}"

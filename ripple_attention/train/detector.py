@@ -15,7 +15,8 @@ from ripple_attention.detection.model import Detector, create_detector
 from ripple_attention.train.detection import DetectionRecipe, DetectorSpec
 from ripple_attention.train.module import Metrics, TrainedModule
 
-PARTS = ("logits", "boxes")
+SAID = ("logits", "boxes")
+PARTS = ("focal", "l1", "giou")
 Batch = tuple[list[Tensor], list[Target]]
 
 
@@ -76,11 +77,12 @@ class DetectorTraining(TrainedModule):
     def training_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
         images, targets = batch
         outputs: Outputs = self.model(images)  # type: ignore[assignment]
-        said = [layer[name] for layer in (outputs, *outputs["auxiliary"]) for name in PARTS]
-        if not all(part.isfinite().all() for part in said):
+        layers = (outputs, *outputs["auxiliary"])
+        total = torch.stack([layer[name].float().sum() for layer in layers for name in SAID]).sum()
+        if not total.isfinite():
             # Nothing can be matched. The recorder stops the run and names the step.
             count_objects(targets, self.device)  # other processes wait for it
-            return {"loss": math.nan * torch.stack([part.sum() for part in said]).sum()}
+            return {"loss": total * math.nan} | {name: total.detach() for name in PARTS}
         return self.loss(outputs, targets)
 
     def on_validation_epoch_start(self) -> None:

@@ -71,7 +71,9 @@ class Trained:
     def __init__(self, path: Path, device: str = "cpu"):
         self.recipe, self.classes = read_description(path)
         self.device = device
-        self.model: torch.nn.Module = self.recipe.without_start().create_module().model
+        hardware = replace(self.recipe.hardware, compile=False)  # a few pictures would not pay
+        recipe = replace(self.recipe.without_start(), hardware=hardware, ema_decay=None)
+        self.model: torch.nn.Module = recipe.create_module().model
         load(self.model, read_weights(path)[0], path)
         self.model.to(device).eval()
 

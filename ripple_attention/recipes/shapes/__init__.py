@@ -30,12 +30,13 @@ def shapes(name: str) -> DetectionRecipe:
             feedforward=512,
             dropout=0.0,
         ),
-        data=DetectionDataSpec("shapes", num_classes=3, evaluation_scale=96, count=4096),
-        augmentation=DetectionAugmentation(scales=(96,), max_size=128, crop=0.0),
+        data=DetectionDataSpec("shapes", num_classes=3, evaluation_scale=None, count=3200),
+        augmentation=DetectionAugmentation(scales=(), crop=0.0),
         optimizer=DetectionOptimizerSpec(
             lr=5e-4, backbone_lr=5e-4, warmup_lr=0.0, warmup_epochs=1, min_lr=1e-5
         ),
-        epochs=6,
+        epochs=10,
         batch_size=16,
+        validate_every=2,
         hardware=Hardware(accelerator="cpu", precision="32-true", workers=0),
     )

@@ -1,0 +1,240 @@
+"""The commands that measure: `ripple bench op`, `model`, `detection`, `markdown` and `plot`."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Row = dict[str, Any]
+
+bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side.")
+console = Console()
+
+
+@bench.command()
+def op(
+    sides: Annotated[str, typer.Option(help="Grid sides, with commas.")] = "14,32,64,128",
+    batch: Annotated[int, typer.Option(min=1)] = 1,
+    heads: Annotated[int, typer.Option(min=1)] = 6,
+    head_dim: Annotated[int, typer.Option(min=1)] = 32,
+    max_distance: Annotated[int, typer.Option(min=1, help="R_max.")] = 4,
+    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 7,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Time and peak memory of the operator against the number of tokens.
+
+    Example: ripple bench op --sides 14,64 --rounds 3
+    """
+    from ripple_attention.bench.op import AGREEMENT, OpBenchmark, default_path, run
+
+    known = [str(name).removeprefix("torch.") for name in AGREEMENT]
+    if dtype not in known:
+        raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
+    config = OpBenchmark(
+        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds
+    )
+    path = output or default_path(config)
+    rows = measure_to(path, lambda progress: run(config, progress))
+    show(rows)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def model(
+    sides: Annotated[str, typer.Option(help="Grid sides, with commas.")] = "14,16,64,128",
+    tokens_at_once: Annotated[
+        int, typer.Option(min=1, help="Tokens of a batch; decides how many images it has.")
+    ] = 100_352,
+    only: Annotated[
+        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
+    ] = "",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Images a second of whole models, side by side.
+
+    Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
+    """
+    from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
+
+    systems = tuple(name for name in SYSTEMS if any(part in name for part in only.split(",")))
+    if not systems:
+        raise typer.BadParameter(f"no system's name contains {only!r}: {', '.join(SYSTEMS)}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+    config = ModelBenchmark(
+        grid_sides(sides), tokens_at_once, systems, dtype, device, compiled, rounds
+    )
+    path = output or default_path(config)
+    rows = measure_to(path, lambda progress: run(config, progress))
+    table = Table(title=f"{rows[0]['hardware']}, {dtype}, images/s", title_justify="left")
+    for heading in ("tokens", "batch", "system", "pass", "images/s", "MB"):
+        table.add_column(heading, justify="left" if heading in ("system", "pass") else "right")
+    for row in rows:
+        speed = f"{row['images_per_second']:,.1f}" if row["status"] == "ok" else row["status"]
+        memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
+        table.add_row(
+            f"{row['tokens']:,}", str(row["batch"]), row["system"], row["pass"], speed, memory
+        )
+    console.print(table)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def detection(
+    grids: Annotated[
+        str, typer.Option(help="Cells of the encoder's grids, rows×columns, with commas; or none.")
+    ] = "25x34,50x68,100x136,200x272",
+    image: Annotated[
+        str, typer.Option(help="Pixels of the whole detectors' picture, height×width; or none.")
+    ] = "800x1066",
+    backbone: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 1,
+    padded: Annotated[bool, typer.Option(help="A quarter of each grid is padding.")] = False,
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    compiled: Annotated[bool, typer.Option(help="Use torch.compile for the encoders.")] = False,
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Time and peak memory of detection: the encoder alone, then whole detectors.
+
+    Example: ripple bench detection --grids 25x34,50x68 --device cpu --dtype float32 --image none
+    """
+    from ripple_attention.bench.detection import DetectionBenchmark, default_path, run
+    from ripple_attention.detection.backbone import WEIGHTS
+
+    if backbone not in WEIGHTS:
+        raise typer.BadParameter(f"must be one of {', '.join(WEIGHTS)}; got {backbone!r}")
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+    images = rectangles(image)
+    if len(images) > 1:
+        raise typer.BadParameter(f"detectors are timed on one size of picture; got {image!r}")
+    config = DetectionBenchmark(
+        grids=rectangles(grids),
+        image_size=images[0] if images else None,
+        backbone=backbone,
+        batch=batch,
+        padded=padded,
+        dtype=dtype,
+        device=device,
+        compile=compiled,
+        rounds=rounds,
+    )
+    if not config.grids and config.image_size is None:
+        raise typer.BadParameter("there is nothing to time: give --grids or --image")
+    path = output or default_path(config)
+    rows = measure_to(path, lambda progress: run(config, progress))
+    table = Table(title=f"{rows[0]['hardware']}, {dtype}, batch {batch}", title_justify="left")
+    for heading in ("part", "size", "pass", "system", "ms", "MB"):
+        table.add_column(heading, justify="right" if heading in ("size", "ms", "MB") else "left")
+    for row in rows:
+        size = f"{row['height']}×{row['width']}"
+        time = f"{row['median_ms']:,.2f}" if row["status"] == "ok" else row["status"]
+        memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
+        table.add_row(row["part"], size, row["pass"], row["system"], time, memory)
+    console.print(table)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def markdown(
+    results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
+) -> None:
+    """Print a CSV of `ripple bench op` in Markdown. Example: ripple bench markdown op.csv"""
+    from ripple_attention.bench.op import markdown_table, read_csv
+
+    typer.echo(markdown_table(read_csv(results)))
+
+
+@bench.command()
+def plot(
+    results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
+    path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
+) -> None:
+    """Draw a CSV of `ripple bench op`. Example: ripple bench plot results.csv curves.png"""
+    from ripple_attention.plots import draw_benchmark
+
+    draw_benchmark(results, path)
+    console.print(f"Wrote [bold]{path}[/bold]")
+
+
+def measure_to(path: Path, run: Callable[[Callable[[str], None]], Iterator[Row]]) -> list[Row]:
+    """Rows of a measurement, written to a CSV as they come: what was measured stays."""
+    from ripple_attention.files import write_csv
+
+    path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is found out first
+    rows = []
+    with console.status("starting") as status:
+        for row in run(status.update):
+            rows.append(row)
+            write_csv(rows, path)
+    return rows
+
+
+def grid_sides(text: str) -> tuple[int, ...]:
+    """Sides of grids, as a person types them: "14,32"."""
+    if not all(side.isdecimal() and int(side) for side in text.split(",")):
+        raise typer.BadParameter(f"sides are whole numbers ≥ 1 with commas; got {text!r}")
+    return tuple(int(side) for side in text.split(","))
+
+
+def rectangles(text: str) -> tuple[tuple[int, int], ...]:
+    """Heights and widths, as a person types them: "25x34,50x68", or "none"."""
+    if text in ("", "none"):
+        return ()
+    sizes = [size.replace("×", "x").split("x") for size in text.split(",")]
+    if not all(len(size) == 2 and all(n.isdecimal() and int(n) for n in size) for size in sizes):
+        raise typer.BadParameter(
+            f'sizes are height×width, whole numbers ≥ 1, with commas, as "25x34,50x68"; '
+            f"got {text!r}"
+        )
+    return tuple((int(height), int(width)) for height, width in sizes)
+
+
+def show(rows: list[Row]) -> None:
+    """The rows as tables, one for each size, with times relative to tiles."""
+    from ripple_attention.bench.op import short
+
+    first = rows[0]
+    console.print(
+        f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "
+        f"{first['head_dim']}, R_max {first['max_distance']}.\n"
+        "Medians; ×: how many times as long as tiles take; MB: peak memory; –: does not fit."
+    )
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        table = Table(title=f"{tokens:,} tokens", title_justify="left")
+        table.add_column("system", no_wrap=True)
+        cells: dict[str, list[str]] = {}
+        for step in dict.fromkeys(row["pass"] for row in rows):
+            name = {"forward": "fwd", "forward+backward": "fwd+bwd"}[step]
+            for heading in (f"{name} ms", "×", "MB"):
+                table.add_column(heading, justify="right", no_wrap=True)
+            here = [row for row in rows if row["tokens"] == tokens and row["pass"] == step]
+            fastest = ("ripple tiled triton", "ripple tiled")
+            tiled = next(r["median_ms"] for s in fastest for r in here if r["system"] == s)
+            for row in here:
+                line = cells.setdefault(row["system"], [])
+                if row["status"] == "ok":
+                    line += [short(row["median_ms"]), short(row["median_ms"] / tiled)]
+                    line += [short(row["peak_mb"])]
+                else:
+                    line += ["–", "–", "–"]
+        for system, line in cells.items():
+            table.add_row(system, *line)
+        console.print(table)
