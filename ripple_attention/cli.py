@@ -8,6 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from ripple_attention import looking
 from ripple_attention.bench.commands import bench
 from ripple_attention.train import commands
 
@@ -22,6 +23,9 @@ app.command(context_settings={**commands.EXTRA, "help_option_names": []})(comman
 app.command(context_settings=commands.EXTRA)(commands.evaluate)
 app.command()(commands.predict)
 app.command()(commands.results)
+app.command()(looking.explain)
+app.command()(looking.analyze)
+app.command(name="app")(looking.app)
 console = Console()
 errors = Console(stderr=True)
 
@@ -65,6 +69,28 @@ def picture(
 
     draw_explanation(path)
     console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="table1 … table8, figure-…, or all.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
+    output: Annotated[Path, typer.Option(help="Folder of the pages and figures.")] = Path(
+        "reproduced"
+    ),
+) -> None:
+    """Tables and figures of the paper beside ours, from result files, with what is not yet run.
+
+    Example: ripple reproduce table2 figure-speed
+    """
+    from ripple_attention.reproduce import commands as made
+
+    if show or not names:
+        made.list_all(console)
+    else:
+        made.reproduce(names, output, console)
 
 
 @app.command()

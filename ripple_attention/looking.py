@@ -1,0 +1,122 @@
+"""The commands that look into models: `ripple explain`, `analyze` and `app`."""
+
+import re
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+console = Console()
+CHECKPOINT = typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
+EMA = typer.Option("--ema", help="The running mean of the weights.")
+DEVICE = typer.Option(help="cpu or cuda.")
+
+
+def explain(
+    checkpoint: Annotated[Path, CHECKPOINT],
+    image: Annotated[Path, typer.Argument(help="A picture.")],
+    at: Annotated[
+        str | None, typer.Option(help="ROW,COL of a patch, from 0; the middle one unless given.")
+    ] = None,
+    output: Annotated[Path, typer.Option(help="The picture to write, .png or .svg.")] = Path(
+        "explanation.png"
+    ),
+    max_distance: Annotated[
+        int | None, typer.Option(min=1, help="A smaller R_max than it was trained with.")
+    ] = None,
+    halt_threshold: Annotated[
+        float | None, typer.Option(min=0, max=1, help="Another τ, where ripples halt.")
+    ] = None,
+    ema: Annotated[bool, EMA] = False,
+    device: Annotated[str, DEVICE] = "cpu",
+) -> None:
+    """Draw what a patch attends to, in every layer and head.
+
+    Example: ripple explain runs/demo seven.png --at 3,5 --output seven-3-5.svg
+    """
+    from ripple_attention.explain import Explainer
+    from ripple_attention.explain_figure import check_suffix, write_explanation
+    from ripple_attention.train.evaluate import open_image
+    from ripple_attention.views import Settings
+
+    check_suffix(output)
+    patch = None if at is None else row_and_column(at)
+    explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
+    explanation = explainer(open_image(image), Settings(max_distance, halt_threshold))
+    H, W = explanation.grid_size
+    write_explanation(explanation, patch or (H // 2, W // 2), output)
+    name, probability = explanation.classes[0]
+    console.print(f"{name}, {probability:.1%}. Wrote [bold]{output}[/bold]", soft_wrap=True)
+
+
+def analyze(
+    checkpoint: Annotated[Path, CHECKPOINT],
+    output: Annotated[Path, typer.Option(help="Folder of the figures and CSV files.")] = Path(
+        "analysis"
+    ),
+    images: Annotated[
+        Path | None, typer.Option(help="A folder of pictures; the recipe's test images if not.")
+    ] = None,
+    count: Annotated[int, typer.Option(min=1, help="Over how many images.")] = 64,
+    ema: Annotated[bool, EMA] = False,
+    device: Annotated[str, DEVICE] = "cpu",
+) -> None:
+    """Write what was learned about distance: mean ripples, where they halt, their divergence.
+
+    Example: ripple analyze runs/demo --output analysis
+    """
+    from ripple_attention.analyze import (
+        pictures_of_folder,
+        profile,
+        recipe_pictures,
+        write_analysis,
+    )
+    from ripple_attention.explain import Explainer
+    from ripple_attention.train.checkpoint import find_weights
+
+    explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
+    if images is None:
+        pictures = recipe_pictures(find_weights(checkpoint, ema), explainer.image_size, count)
+    else:
+        pictures = pictures_of_folder(images, count)
+    with console.status(f"looking at {len(pictures)} images"):
+        written = write_analysis(profile(explainer, pictures), output)
+    for path in written:
+        console.print(f"Wrote [bold]{path}[/bold]", soft_wrap=True)
+
+
+def app(
+    checkpoint: Annotated[
+        Path | None,
+        typer.Argument(help="A checkpoint, a run, or a folder of runs; runs unless given."),
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="The first free from 7860 unless given.")
+    ] = None,
+    browse: Annotated[bool, typer.Option(help="Open the browser.")] = True,
+    device: Annotated[str, DEVICE] = "cpu",
+) -> None:
+    """Click on a picture and see its ripples, on a page of this machine. Example: ripple app"""
+    from ripple_attention.app import served
+    from ripple_attention.viewer import Viewer
+
+    with console.status("starting"):
+        viewer = Viewer(checkpoint, device)
+    with served(viewer, port, browse=browse) as address:
+        console.print(f"Serving [bold]{address}[/bold] to this machine alone; Ctrl-C stops it.")
+        while True:
+            time.sleep(3600)
+
+
+def row_and_column(text: str) -> tuple[int, int]:
+    """A patch as a person types it.
+
+    >>> row_and_column("3,5")
+    (3, 5)
+    """
+    found = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", text)
+    if found is None:
+        raise ValueError(f"a patch is ROW,COL, two whole numbers from 0, as 3,5; got {text!r}")
+    return int(found[1]), int(found[2])
