@@ -402,6 +402,16 @@ def test_sizes_of_shapes_are_multiples_of_the_unit():
         Shapes(1, smallest=(64, 90), unit=32)
 
 
+def test_shapes_may_have_a_background_of_their_own():
+    pictures = Shapes(6, noise=0, background=(124, 116, 104))
+    for index in range(6):
+        scene = pictures.scene(index)
+        assert scene.background == (124, 116, 104)
+        apart = np.abs(scene.colors - np.array(scene.background))
+        assert np.minimum(apart, 256 - apart).min() >= 64
+    assert len({Shapes(6).scene(index).background for index in range(6)}) == 6
+
+
 def test_shapes_are_the_same_for_the_same_seed():
     one, same, other = Shapes(5, seed=3), Shapes(50, seed=3), Shapes(5, seed=4)
     for index in (4, 0):  # in any order

@@ -9,12 +9,13 @@ from ripple_attention.detection.shapes import Shapes
 from ripple_attention.detection.transforms import evaluation_transform, train_transform
 from ripple_attention.train.detection import DetectionRecipe
 
-# Of the pictures of shapes: small, and of few sizes.
+# Of the pictures of shapes: small, of few sizes, on ImageNet's mean colour.
 SHAPES: dict[str, Any] = {
     "smallest": (64, 96),
     "largest": (96, 128),
     "sides": (24, 48),
     "unit": 32,
+    "background": (124, 116, 104),
 }
 
 

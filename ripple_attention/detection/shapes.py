@@ -47,6 +47,8 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
         noise: Standard deviation of the noise, of 255.
         unit: Height and width of a picture are multiples of this; pictures of few different sizes
             are faster to train on.
+        background: Colour behind the shapes; None for another one in every picture, which is much
+            harder to learn from nothing.
     """
 
     classes = CLASSES
@@ -61,6 +63,7 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
         most: int = 4,
         noise: float = 12.0,
         unit: int = 1,
+        background: tuple[int, int, int] | None = None,
     ):
         if not 2 <= sides[0] <= sides[1] <= min(smallest):
             raise ValueError(
@@ -81,6 +84,7 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
             )
         self.count, self.seed, self.most, self.noise = count, seed, most, noise
         self.smallest, self.largest, self.sides, self.unit = smallest, largest, sides, unit
+        self.background = background
 
     def __len__(self) -> int:
         return self.count
@@ -116,6 +120,8 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
                     labels.append(label)
                     break
         background = rng.integers(0, 256, 3)
+        if self.background is not None:
+            background = np.array(self.background)
         # At least 64 of 255 away from the background, in every colour.
         colors = (background + rng.integers(64, 193, (len(boxes), 3))) % 256
         return Scene(

@@ -1,7 +1,7 @@
 """Circles, squares and triangles, drawn on the spot: a detector from nothing, on the CPU.
 
-Pictures of 64×96 to 96×128 pixels; the first three stages of a ResNet-18 from random weights, two
-layers of encoder and two of decoder.
+Pictures of 64×96 to 96×128 pixels on one background; the first three stages of a ResNet-18 from
+random weights, two layers of encoder and two of decoder.
 """
 
 from ripple_attention.detection.transforms import DetectionAugmentation
@@ -35,8 +35,7 @@ def shapes(name: str) -> DetectionRecipe:
         optimizer=DetectionOptimizerSpec(
             lr=5e-4, backbone_lr=5e-4, warmup_lr=0.0, warmup_epochs=1, min_lr=1e-5
         ),
-        epochs=10,
+        epochs=6,
         batch_size=16,
-        validate_every=2,
         hardware=Hardware(accelerator="cpu", precision="32-true", workers=0),
     )
