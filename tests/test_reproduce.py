@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 
 from ripple_attention import cli, paper
-from ripple_attention.bench.model import SYSTEMS
+from ripple_attention.bench.model import SYSTEMS, find_systems
 from ripple_attention.divergence import divergence_from_fixed, jensen_shannon, uniform_divergence
 from ripple_attention.files import write_csv
 from ripple_attention.recipes import find_recipe
@@ -186,7 +186,8 @@ def test_speeds_come_from_one_machine(results):
     assert ripple.text(0) == "800"  # of batch 64
     assert isinstance(linear, Missing)
     (command,) = linear.commands
-    assert "--sides 16 --tokens-at-once 16384 --only 'DeiT-LA,R_max 4'" in command
+    wanted = "DeiT-LA of 4 layers,DeiT-LA,ripple of 4 layers,R_max 4"
+    assert f"--sides 16 --tokens-at-once 16384 --only '{wanted}'" in command
     found.models = found.models[:2]
     assert ours("table8", "speed", "DeiT-LA", found).text(0) == "3,000 (batch 392)"
     assert ours("table8", "speed", "DeiT-LA", found).commands == (command,)
@@ -266,7 +267,7 @@ def parse(command):
         parameters = benchmark.make_context(benchmark.name, rest, parent=context).params
     if words[2] == "model":
         parts = parameters["only"].split(",")
-        chosen = [name for name in SYSTEMS if any(part in name for part in parts)]
+        chosen = find_systems(",".join(parts))
         assert all(any(part in name for name in SYSTEMS) for part in parts)
         assert len(chosen) <= len(parts) + 1  # no part names them all
         batch, left = divmod(parameters["tokens_at_once"], int(parameters["sides"]) ** 2)

@@ -67,9 +67,15 @@ def model(
 
     Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
     """
-    from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
+    from ripple_attention.bench.model import (
+        SYSTEMS,
+        ModelBenchmark,
+        default_path,
+        find_systems,
+        run,
+    )
 
-    systems = tuple(name for name in SYSTEMS if any(part in name for part in only.split(",")))
+    systems = find_systems(only)
     if not systems:
         raise typer.BadParameter(f"no system's name contains {only!r}: {', '.join(SYSTEMS)}")
     if dtype not in ("float32", "bfloat16", "float16"):
