@@ -55,7 +55,7 @@ BAD = {
     "not a partition": (lambda x: {"partition": 4}, "must be a Partition; got 4. Use chebyshev"),
     "unknown implementation": (
         lambda x: {"implementation": "cuda"},
-        "must be one of 'auto', 'naive', 'table', 'tiled', .*'table_triton'; got .*='cuda'",
+        "must be one of 'auto', 'naive', 'table', 'tiled', .*'naive_triton'; got .*='cuda'",
     ),
     "negative eps": (lambda x: {"eps": -0.5}, "eps.* must be a finite number ≥ 0; got eps=-0.5. 0"),
     "eps that is not a number": (lambda x: {"eps": float("nan")}, "finite number ≥ 0; got eps=nan"),
