@@ -59,6 +59,17 @@ def test_tiled_error_is_within_twice_naives_at_the_same_precision(dtype):
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
+def assert_budget(ours, plain, exact):
+    """An error of at most twice PyTorch's, of the output and the gradients of q, k, v, weights."""
+    results = zip(*((x[0], *x[1]) for x in (ours, plain, exact)), strict=True)
+    for index, (got, theirs, reference) in enumerate(results):
+        rounding = torch.finfo(got.dtype).eps
+        if got[0, ..., 0, 0].numel() == 1 and index in (1, 2, 4):
+            # An only token: zero, as differences of sums over channels, in PyTorch by luck exactly.
+            rounding = torch.finfo(torch.float32).eps * ours[0].shape[-1] + rounding
+        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [5, 32, 48, 64, 128])
@@ -81,12 +92,8 @@ def test_triton_error_is_within_twice_tileds(grid, partition, width, dtype, eps)
     tiled = gradients(run("tiled", partition, eps=eps), inputs)
     ours = gradients(run("tiled_triton", partition, eps=eps), inputs)
     again = gradients(run("tiled_triton", partition, eps=eps), inputs)
-    for got, repeated, theirs, reference in zip(
-        *((x[0], *x[1]) for x in (ours, again, tiled, exact)), strict=True
-    ):
-        # The gradients of an only token's query, key and weights are 0 but for sums of products.
-        rounding = torch.finfo(dtype).eps * (width if grid == (1, 1) else 1)
-        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+    assert_budget(ours, tiled, exact)
+    for got, repeated in zip((ours[0], *ours[1]), (again[0], *again[1]), strict=True):
         assert torch.equal(got, repeated)
 
 
@@ -112,11 +119,7 @@ def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
         ours = gradients(run(f"{name}_triton", partition, mask, eps), inputs)
     finally:
         torch.use_deterministic_algorithms(False)
-    rounding = torch.finfo(inputs[0].dtype).eps
-    if inputs[0][0, ..., 0, 0].numel() == 1:  # gradients are 0 but for sums of products
-        rounding *= inputs[0].shape[-1]
-    for got, theirs, reference in zip(*((x[0], *x[1]) for x in (ours, plain, exact)), strict=True):
-        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+    assert_budget(ours, plain, exact)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

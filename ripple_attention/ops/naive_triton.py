@@ -33,9 +33,10 @@ from ripple_attention.ops.tiled_triton import (
     _tile,
     _token,
     _token_offsets,
+    _walk,
 )
 
-# GROUPS: for each distance, its group. Other names are those of `ops/tiled_triton.py`. Offsets take
+# groups: for each distance, its group. Other names are those of `ops/tiled_triton.py`. Offsets take
 # 64 bits.
 
 
@@ -56,14 +57,12 @@ def forward_kernel(
     numerator = tl.zeros((TOKENS, PADDED_E), tl.float32)
     total = tl.zeros((TOKENS, SPAN), tl.float32)
     for span in range(SPANS):
-        _below, others, present, far_across = _span(span, left, column, W, 1, SPAN, 0, True, 1)
+        below, others, present, far_across = _span(span, left, column, W, 1, SPAN, 0, True, 1)
         across_weight = _look_up_pairs(
             of_query, groups, far_across, inside, present, weight_strides[4]
         )
-        k_row = _corner(k, b, n, top, left, k_strides, True)
-        v_row = _corner(v, b, n, top, left, v_strides, True)
-        k_offsets = _offsets(others * 0, others, k_strides, True)
-        v_offsets = _offsets(others * 0, others, v_strides, True)
+        k_row, k_offsets = _walk(k, b, n, top, left, below, others, k_strides, True)
+        v_row, v_offsets = _walk(v, b, n, top, left, below, others, v_strides, True)
         for step in range(H):
             key = _load(k_row, k_offsets, present, M, PADDED_M)
             value = _load(v_row, v_offsets, present, E, PADDED_E)
@@ -127,15 +126,13 @@ def query_gradient_kernel(
     minus = tl.broadcast_to(-projection[:, None], (TOKENS, SPAN))
     to_row = by_rows + token  # of one span after the other
     for span in range(SPANS):
-        _below, others, present, far_across = _span(span, left, column, W, 1, SPAN, 0, True, 1)
+        below, others, present, far_across = _span(span, left, column, W, 1, SPAN, 0, True, 1)
         across_weight = _look_up_pairs(
             of_query, groups, far_across, inside, present, weight_strides[4]
         )
         across_sums = tl.zeros((TOKENS, SPAN), tl.float32)
-        k_row = _corner(k, b, n, top, left, k_strides, True)
-        v_row = _corner(v, b, n, top, left, v_strides, True)
-        k_offsets = _offsets(others * 0, others, k_strides, True)
-        v_offsets = _offsets(others * 0, others, v_strides, True)
+        k_row, k_offsets = _walk(k, b, n, top, left, below, others, k_strides, True)
+        v_row, v_offsets = _walk(v, b, n, top, left, below, others, v_strides, True)
         for step in range(H):
             key = _load(k_row, k_offsets, present, M, PADDED_M)
             value = _load(v_row, v_offsets, present, E, PADDED_E)
@@ -176,14 +173,12 @@ def key_gradient_kernel(
     key_gradient = tl.zeros((TOKENS, PADDED_M), tl.float32)
     value_gradient = tl.zeros((TOKENS, PADDED_E), tl.float32)
     for span in range(SPANS):
-        _below, others, present, far_across = _span(span, left, column, W, 1, SPAN, 0, True, 1)
+        below, others, present, far_across = _span(span, left, column, W, 1, SPAN, 0, True, 1)
         mask = inside[:, None] & present[None, :]
         group_across = tl.load(groups + far_across, mask=mask, other=0)
-        q_row = _corner(q, b, n, top, left, q_strides, True)
-        grad_row = _corner(grad, b, n, top, left, grad_strides, True)
+        q_row, q_offsets = _walk(q, b, n, top, left, below, others, q_strides, True)
+        grad_row, grad_offsets = _walk(grad, b, n, top, left, below, others, grad_strides, True)
         token = _token(b, n, top, left, H, W, N, True) + others.to(tl.int64) * N
-        q_offsets = _offsets(others * 0, others, q_strides, True)
-        grad_offsets = _offsets(others * 0, others, grad_strides, True)
         for step in range(H):
             query = _load(q_row, q_offsets, present, M, PADDED_M)
             upstream = _load(grad_row, grad_offsets, present, E, PADDED_E)

@@ -8,13 +8,14 @@ Choosing weights costs more than the matrix products if done group by group for 
 distance is max(|Δrow|, |Δcolumn|), so a pair weighs what its row distance does or what its column
 distance does, whichever is larger. The first is one number for a query and a row of the window, the
 second is the same for all rows: one comparison for a pair, however many groups. Sums by group, for
-∂α, part in the same way. (∂k and ∂v, whose weights change with the row, choose by group.)
+∂α, part in the same way. For ∂k and ∂v weights change with the row: a warp gathers them from those
+of the queries, or, where it cannot, chooses by group.
 
 How half-precision inputs keep float32 sums: products of inputs are exact, so they run on tensor
-cores as they are. Where one factor is a float32 intermediate (pairs, states), it is cut into parts
-that tensor cores take, x = high + low: bfloat16 parts meet bfloat16 inputs, 19-bit tf32 parts meet
-float16 inputs, whose own exponents would be too few. Denominators, whose differences decide what
-counts as zero (`ops.common.settle`), are summed in float32 without tensor cores.
+cores as they are. A float32 factor is brought to what tensor cores take: bfloat16 for bfloat16
+inputs, 19-bit tf32 for float16 inputs, whose own exponents would be too few. Pairs are rounded;
+states, of which every query takes part, are cut in two, x = high + low. Denominators, whose
+differences decide what counts as zero (`ops.common.settle`), are summed without tensor cores.
 
 This module imports triton; `ops/triton_support.py` says where it can run, and imports it late.
 """
@@ -120,6 +121,15 @@ def _span(
     if not WHOLE:
         present = present & (others < COLUMNS + reach)
     return index // SPAN, others, present, tl.abs(column[:, None] - others[None, :])
+
+
+@triton.jit
+def _walk(
+    base, b, n, row, column, below, others, strides, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A pointer to the first row of a window, and offsets of some of its tokens from there."""
+    corner = _corner(base, b, n, row, column, strides, WIDE)
+    return corner, _offsets(below, others, strides, WIDE)
 
 
 @triton.jit
@@ -337,10 +347,8 @@ def forward_kernel(
             span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
         )
         across_weight = _weights_at(far_across, near, beyond, 1, RADII)
-        k_row = _corner(k, b, n, top - reach, left, k_strides, WIDE)
-        v_row = _corner(v, b, n, top - reach, left, v_strides, WIDE)
-        k_offsets = _offsets(below, others, k_strides, WIDE)
-        v_offsets = _offsets(below, others, v_strides, WIDE)
+        k_row, k_offsets = _walk(k, b, n, top - reach, left, below, others, k_strides, WIDE)
+        v_row, v_offsets = _walk(v, b, n, top - reach, left, below, others, v_strides, WIDE)
         for step in range(0, WINDOW_ROWS, STEP):
             key_row = below + (step - reach)
             there = present & (top + key_row >= 0) & (top + key_row < H)
@@ -429,10 +437,8 @@ def query_gradient_kernel(
         )
         across_weight = _weights_at(far_across, near, beyond, 1, RADII)
         across_sums = tl.zeros((ROWS * COLUMNS, STEP * SPAN), tl.float32)
-        k_row = _corner(k, b, n, top - reach, left, k_strides, WIDE)
-        v_row = _corner(v, b, n, top - reach, left, v_strides, WIDE)
-        k_offsets = _offsets(below, others, k_strides, WIDE)
-        v_offsets = _offsets(below, others, v_strides, WIDE)
+        k_row, k_offsets = _walk(k, b, n, top - reach, left, below, others, k_strides, WIDE)
+        v_row, v_offsets = _walk(v, b, n, top - reach, left, below, others, v_strides, WIDE)
         for step in range(0, WINDOW_ROWS, STEP):
             key_row = below + (step - reach)
             there = present & (top + key_row >= 0) & (top + key_row < H)
@@ -513,11 +519,11 @@ def key_gradient_kernel(
         below, others, present, far_across = _span(
             span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
         )
-        q_row = _corner(q, b, n, top - reach, left, q_strides, WIDE)
-        grad_row = _corner(grad, b, n, top - reach, left, grad_strides, WIDE)
+        q_row, q_offsets = _walk(q, b, n, top - reach, left, below, others, q_strides, WIDE)
+        grad_row, grad_offsets = _walk(
+            grad, b, n, top - reach, left, below, others, grad_strides, WIDE
+        )
         token_row = _token(b, n, top - reach, left, H, W, N, WIDE)
-        q_offsets = _offsets(below, others, q_strides, WIDE)
-        grad_offsets = _offsets(below, others, grad_strides, WIDE)
         token = _token_offsets(below, others, W, N, WIDE)
         group_across = _group_of(far_across, RADII)
         for step in range(0, WINDOW_ROWS, STEP):
@@ -678,8 +684,8 @@ def _padded_groups(radii: list[int]) -> int:
 # Grids of up to so many tokens are one window: all pairs cost less than launches for a far part.
 WHOLE_TOKENS = 384
 
-# Cut float32 factors in two for bfloat16 products (see above) rather than round them. Rounded, the
-# errors of outputs and gradients grow by up to 1.4 times, and what eps fades out keeps 8 bits.
+# Cut pairs in two as well (see above), a tenth slower. Rounded, they keep 8 bits (tf32: 11), which
+# is felt where a window's mass is subtracted again, its weight being less than the rest's.
 SPLIT_PAIRS = False
 
 # Tokens whose sums one program forms.

@@ -79,7 +79,6 @@ class RippleProfiles(pl.Callback):
     def __init__(self, folder: Path, recorder: Recorder):
         self.path = folder / RIPPLES
         self._recorder = recorder
-        self._images: Any = None
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         if trainer.is_global_zero:
