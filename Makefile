@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu lint bench pictures clean
+.PHONY: demo test test-slow test-gpu lint bench pictures results clean
 
 demo: $(READY)
 	$(BIN)/ripple demo
@@ -30,6 +30,9 @@ bench: $(READY)
 pictures: $(READY)
 	$(BIN)/ripple picture docs/images/ripples.png
 	$(BIN)/ripple bench plot benchmarks/results/op-amd-epyc-2-threads-float32.csv docs/images/op-cpu.png
+
+results: $(READY)
+	$(BIN)/python -m ripple_attention.reproduce.readme
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ripple-attention needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from ripple_attention import looking
 from ripple_attention.bench.commands import bench
+from ripple_attention.look import commands as looking
 from ripple_attention.train import commands
 
 app = typer.Typer(

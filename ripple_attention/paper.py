@@ -22,7 +22,8 @@ PARAMETERS: dict[str, dict[str, float]] = {
     "ripple_tiny4_patch2_32": {"table 8": 1.89},
 }
 
-# Top-1 and top-5 in percent by recipe: tables 1, 2, 4, 6 and 7. Tables 6 and 7 give top-1 alone.
+# Top-1 and top-5 in percent by recipe: tables 1, 2, 4, 6 and 7. Table 6 gives top-1 alone; those
+# top-5 that only table 7 has are below.
 ACCURACY: dict[str, tuple[float, ...]] = {
     "imagenet-deit-tiny": (72.20, 91.10),
     "imagenet-convit-tiny": (73.11, 91.71),
@@ -74,3 +75,68 @@ AVERAGE_PRECISION: dict[str, tuple[float, float, float, float]] = {
     "coco-smca-la-108": (41.1, 22.0, 44.5, 59.0),
     "coco-smca-ripple-108": (42.3, 23.2, 45.6, 60.0),
 }
+
+# Millions of parameters without position embeddings, by model: table 2.
+PARAMETERS_WITHOUT_POSITIONS: dict[str, float] = {
+    "deit_la_tiny_patch2_32": 5.36,
+    "deit6_tiny_patch2_32": 5.36,
+    "convit6_tiny_patch2_32": 5.36,
+    "ripple_tiny_patch2_32": 5.42,
+}
+
+# Top-5 in percent of the rows of table 7 that no other table has.
+TOP5_OF_TABLE_7: dict[str, float] = {
+    "imagenet-ripple-tiny-layers-3": 90.42,
+    "imagenet-ripple-tiny-layers-6": 90.32,
+    "imagenet-ripple-tiny-layers-12": 91.30,
+}
+
+# Top-1 in percent: table 8. Two of its models are in table 2 too, with other numbers.
+TOP1_OF_TABLE_8: dict[str, float] = {
+    "cifar100-deit-la-tiny4": 63.35,
+    "cifar100-deit-la-tiny": 67.10,
+    "cifar100-ripple-tiny4": 70.03,
+    "cifar100-ripple-tiny": 74.11,
+}
+
+# Images a second at batch 64, by table; table 7 says that it was one V100.
+SPEED: dict[str, dict[str, float]] = {
+    "table 4": {
+        "cifar100-ripple-tiny-r2": 832,
+        "cifar100-ripple-tiny": 792,
+        "cifar100-ripple-tiny-r8": 578,
+        "cifar100-ripple-tiny-r16": 382,
+        "cifar100-ripple-tiny-fixed": 795,
+        "cifar100-ripple-tiny-logarithmic": 810,
+        "cifar100-ripple-tiny-truncated": 820,
+        "cifar100-ripple-tiny-softmax": 784,
+        "cifar100-deit-la-tiny": 2664,
+    },
+    "table 7": {
+        "imagenet-deit-la-tiny": 2664,
+        "imagenet-ripple-tiny-layers-3": 1355,
+        "imagenet-ripple-tiny-layers-6": 916,
+        "imagenet-ripple-tiny": 792,
+        "imagenet-ripple-tiny-layers-12": 563,
+    },
+    "table 8": {
+        "cifar100-deit-la-tiny4": 6953,
+        "cifar100-deit-la-tiny": 2686,
+        "cifar100-ripple-tiny4": 2369,
+        "cifar100-ripple-tiny": 893,
+    },
+}
+
+# Time of H×W = T tokens and R rings, and the power of T in it: table 5. R grows with the side.
+COMPLEXITY: dict[str, tuple[str, float]] = {
+    "softmax attention": ("O(H²W²)", 2.0),
+    "ripple-softmax": ("O(HWR²)", 2.0),
+    "linearized attention": ("O(HW)", 1.0),
+    "ripple (naïve)": ("O(HWR²)", 2.0),
+    "ripple (DP)": ("O(HWR)", 1.5),
+}
+
+# The figures on time and memory: channels of a token, and images at a time.
+FIGURE_WIDTH, FIGURE_BATCH = 96, 4
+# The speeds of tables 4 and 7: images at a time.
+SPEED_BATCH = 64

@@ -14,10 +14,10 @@ import pytest
 from PIL import Image
 from small_run import write_small_run
 
-from ripple_attention import app, uploads
 from ripple_attention.data.digits import load_digits_images
-from ripple_attention.uploads import UploadError, decode
-from ripple_attention.viewer import (
+from ripple_attention.look import app, uploads
+from ripple_attention.look.uploads import UploadError, decode
+from ripple_attention.look.viewer import (
     EXAMPLES,
     UNTRAINED,
     Viewer,
@@ -26,7 +26,7 @@ from ripple_attention.viewer import (
     patch_at,
     trained_settings,
 )
-from ripple_attention.views import Settings
+from ripple_attention.look.views import Settings
 
 
 def encoded(form, size=(20, 10), **options):

@@ -19,16 +19,16 @@ from ripple_attention import (
     RippleAttention,
     chebyshev,
     logarithmic,
-    looking,
     record_spatial_weights,
 )
-from ripple_attention.analyze import pictures_of_folder, profile, weight_rows
 from ripple_attention.data.digits import load_digits_images
-from ripple_attention.explain import Explainer
-from ripple_attention.explain_figure import write_explanation
+from ripple_attention.look import commands as looking
+from ripple_attention.look.analyze import pictures_of_folder, profile, weight_rows
+from ripple_attention.look.explain import Explainer
+from ripple_attention.look.figure import write_explanation
+from ripple_attention.look.views import Settings, record_attention, shares, weights_of
 from ripple_attention.models.vit import ATTENTIONS, GridVisionTransformer
 from ripple_attention.train.evaluate import Predictor
-from ripple_attention.views import Settings, record_attention, shares, weights_of
 
 GRIDS = [(1, 1), (1, 7), (7, 5), (4, 9)]
 KINDS = ["stick-breaking", "truncated", "softmax", "fixed"]

@@ -42,6 +42,17 @@ def test_the_demos_figure_is_that_of_the_results_file():
     assert row["changes"] == ""
 
 
+def test_the_figures_of_shapes_are_those_of_the_results_file():
+    *_, last = (
+        row
+        for row in read_results("shapes-smca-ripple-amd-epyc-1-threads.csv")
+        if row["kind"] == "evaluation"
+    )
+    figures = f"AP {float(last['ap']):.3f}, AP50 {float(last['ap50']):.3f}"
+    assert figures in all_recipes()["shapes-smca-ripple"].text
+    assert last["step"] == "1200"
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_figures_of_training_are_those_of_the_results_file(page):
     text = (ROOT / page).read_text()
@@ -76,6 +87,13 @@ def test_figures_of_speed_are_those_of_their_files():
     rows = read_results("op-nvidia-h200-bfloat16-batch-64.csv")
     named = re.findall(r"^\| ([^|]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
     times = {(row["median_ms"]) for row in rows}
+    forward = {row["system"]: row["median_ms"] for row in rows if row["pass"] == "forward"}
+    ripple, softmax, linear = (
+        forward[name] for name in ("ripple tiled triton", "softmax SDPA", "linear attention")
+    )
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    claim = f"takes {ripple} ms for 64 images, PyTorch's softmax attention {softmax} and its linear"
+    assert f"{claim} attention {linear};" in readme
     assert len(named) == 7 and {number for _, *numbers in named for number in numbers} <= times
     versions = re.findall(
         r"^\| (\d [^|]+?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (.+?) \|$", text, re.M

@@ -47,8 +47,7 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
         noise: Standard deviation of the noise, of 255.
         unit: Height and width of a picture are multiples of this; pictures of few different sizes
             are faster to train on.
-        background: Colour behind the shapes; None for another one in every picture, which is much
-            harder to learn from nothing.
+        background: Colour behind the shapes; None for another one in every picture.
     """
 
     classes = CLASSES

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from ripple_attention.bench.op import short
 from ripple_attention.divergence import uniform_divergence
+from ripple_attention.paper import FIGURE_BATCH
 from ripple_attention.reproduce.charts import draw_curves, draw_divergence
 from ripple_attention.reproduce.found import Results, Row
-from ripple_attention.reproduce.numbers import FIGURE_BATCH
 from ripple_attention.reproduce.runs import training_command
 from ripple_attention.reproduce.speeds import (
     FIGURE_SIDES,

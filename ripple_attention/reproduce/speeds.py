@@ -7,8 +7,8 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ripple_attention.bench.model import SYSTEMS
+from ripple_attention.paper import FIGURE_BATCH, FIGURE_WIDTH, SPEED_BATCH
 from ripple_attention.reproduce.found import FOLDER, Results, Row
-from ripple_attention.reproduce.numbers import FIGURE_BATCH, FIGURE_WIDTH, SPEED_BATCH
 from ripple_attention.reproduce.values import Measured, Missing, Value
 
 HEADS, MODEL_WIDTH = 6, 192  # of the paper's models; of those that `ripple bench model` makes

@@ -1,7 +1,16 @@
 """The paper's eight tables, row by row."""
 
-from ripple_attention.paper import ACCURACY, AVERAGE_PRECISION, DETECTORS, PARAMETERS
-from ripple_attention.reproduce import numbers
+from ripple_attention.paper import (
+    ACCURACY,
+    AVERAGE_PRECISION,
+    COMPLEXITY,
+    DETECTORS,
+    PARAMETERS,
+    PARAMETERS_WITHOUT_POSITIONS,
+    SPEED,
+    TOP1_OF_TABLE_8,
+    TOP5_OF_TABLE_7,
+)
 from ripple_attention.reproduce.layout import PaperTable, TableRow
 from ripple_attention.reproduce.speeds import Line
 
@@ -24,16 +33,16 @@ def classified(label: str, recipe: str, model: str) -> TableRow:
 def without_positions(label: str, recipe: str, model: str) -> TableRow:
     """A row of table 2 without position embeddings."""
     recipe += "-no-ape"
-    size = numbers.PARAMETERS_WITHOUT_POSITIONS[model]
+    size = PARAMETERS_WITHOUT_POSITIONS[model]
     paper = {"parameters": size, **accuracy(recipe)}
     return TableRow(f"{label}, no position embeddings", paper, (), recipe, model, False)
 
 
 def timed(label: str, recipe: str, system: str, table: str, *facts: str) -> TableRow:
     """A row of table 4 or 7: speed and accuracy."""
-    paper = {"speed": numbers.SPEED[table][recipe], **accuracy(recipe)}
-    if recipe in numbers.TOP5_OF_TABLE_7:
-        paper["top5"] = numbers.TOP5_OF_TABLE_7[recipe]
+    paper = {"speed": SPEED[table][recipe], **accuracy(recipe)}
+    if recipe in TOP5_OF_TABLE_7:
+        paper["top5"] = TOP5_OF_TABLE_7[recipe]
     return TableRow(label, paper, facts, recipe, system=system)
 
 
@@ -153,7 +162,7 @@ TABLE_5 = PaperTable(
     (
         *(
             TableRow(name, {"both": power}, (cost,), line=OPERATORS.get(name))
-            for name, (cost, power) in numbers.COMPLEXITY.items()
+            for name, (cost, power) in COMPLEXITY.items()
         ),
         *(TableRow(line.label, {}, ("not in the paper",), line=line) for line in BOUNDED),
     ),
@@ -214,8 +223,8 @@ TABLE_8 = PaperTable(
             label,
             {
                 "parameters": PARAMETERS[model]["table 8"],
-                "speed": numbers.SPEED["table 8"][recipe],
-                "top1": numbers.TOP1_OF_TABLE_8[recipe],
+                "speed": SPEED["table 8"][recipe],
+                "top1": TOP1_OF_TABLE_8[recipe],
             },
             recipe=recipe,
             model=model,

@@ -2,7 +2,8 @@
 
     ripple train shapes-smca-ripple
 
-One CPU core, about ten minutes, other work going on beside it: AP 0.846, AP50 0.988; the curve is
+One CPU core (two for the first 192 of 1,200 steps), about ten minutes, other work going on beside
+it, one seed: AP 0.846, AP50 0.988 on the pictures by which the recipe was chosen; the curve is
 benchmarks/results/shapes-smca-ripple-amd-epyc-1-threads.csv.
 """
 

@@ -15,9 +15,9 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ripple_attention.explain import Explanation
+from ripple_attention.look.explain import Explanation
+from ripple_attention.look.views import LayerView, shares
 from ripple_attention.plots import COLORS, plt, save
-from ripple_attention.views import LayerView, shares
 
 TILE, GAP = 112, 8  # pixels of a tile's longer side, and between tiles
 

@@ -11,12 +11,12 @@ from PIL import Image
 from torch import Tensor
 
 from ripple_attention.divergence import divergence_from_fixed, uniform_divergence
-from ripple_attention.explain import Explainer
 from ripple_attention.files import write_csv
+from ripple_attention.look.explain import Explainer
+from ripple_attention.look.views import LayerView
 from ripple_attention.partition import Partition
 from ripple_attention.plots import COLORS, plt, save
 from ripple_attention.spatial_weights import fixed_weights
-from ripple_attention.views import LayerView
 
 PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from ripple_attention.look.views import AS_TRAINED, LayerView, Settings, record_attention
 from ripple_attention.modules import GridAttention, RippleAttention
-from ripple_attention.views import AS_TRAINED, LayerView, Settings, record_attention
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,9 @@ from pathlib import Path
 import torch
 from PIL import Image, ImageDraw
 
-from ripple_attention.explain import Explainer, Explanation
-from ripple_attention.explain_figure import head_tiles, layer_tiles, png, tiles_figure
-from ripple_attention.views import AS_TRAINED, LayerView, Settings, shares
+from ripple_attention.look.explain import Explainer, Explanation
+from ripple_attention.look.figure import head_tiles, layer_tiles, png, tiles_figure
+from ripple_attention.look.views import AS_TRAINED, LayerView, Settings, shares
 
 UNTRAINED = "a small ripple model, not trained"
 NOT_TRAINED = (

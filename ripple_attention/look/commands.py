@@ -36,10 +36,10 @@ def explain(
 
     Example: ripple explain runs/demo seven.png --at 3,5 --output seven-3-5.svg
     """
-    from ripple_attention.explain import Explainer
-    from ripple_attention.explain_figure import check_suffix, write_explanation
+    from ripple_attention.look.explain import Explainer
+    from ripple_attention.look.figure import check_suffix, write_explanation
+    from ripple_attention.look.views import Settings
     from ripple_attention.train.evaluate import open_image
-    from ripple_attention.views import Settings
 
     check_suffix(output)
     patch = None if at is None else row_and_column(at)
@@ -67,13 +67,13 @@ def analyze(
 
     Example: ripple analyze runs/demo --output analysis
     """
-    from ripple_attention.analyze import (
+    from ripple_attention.look.analyze import (
         pictures_of_folder,
         profile,
         recipe_pictures,
         write_analysis,
     )
-    from ripple_attention.explain import Explainer
+    from ripple_attention.look.explain import Explainer
     from ripple_attention.train.checkpoint import find_weights
 
     explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
@@ -99,8 +99,8 @@ def app(
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
     """Click on a picture and see its ripples, on a page of this machine. Example: ripple app"""
-    from ripple_attention.app import served
-    from ripple_attention.viewer import Viewer
+    from ripple_attention.look.app import served
+    from ripple_attention.look.viewer import Viewer
 
     with console.status("starting"):
         viewer = Viewer(checkpoint, device)

@@ -9,14 +9,14 @@ from typing import Any
 
 from PIL import Image
 
-from ripple_attention.uploads import MAX_BYTES, MAX_PIXELS, UploadError, decode
-from ripple_attention.viewer import (
+from ripple_attention.look.uploads import MAX_BYTES, MAX_PIXELS, UploadError, decode
+from ripple_attention.look.viewer import (
     EXAMPLES,
     Viewer,
     patch_at,
     trained_settings,
 )
-from ripple_attention.views import Settings
+from ripple_attention.look.views import Settings
 
 HOST = "127.0.0.1"
 TITLE = "Ripple attention, seen from a patch"
