@@ -272,6 +272,22 @@ def test_results_are_gathered(demo, tmp_path):
     )
 
 
+def test_analyze_also_draws_the_divergence_in_training(demo, tmp_path):
+    folder, _ = demo
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    expected = [row for row in metrics if row["kind"] == "ripples"]
+    for name, path in (("run", folder), ("step", folder / "checkpoints/step-00000118")):
+        done = ripple("analyze", path, "--count", 2, "--output", tmp_path / name)
+        assert done.exit_code == 0, done.output
+        curve = tmp_path / name / "divergence-in-training.csv"
+        assert str(curve) in done.output.replace("\n", "")
+        rows = list(csv.DictReader(curve.open()))
+        assert [float(row["epoch"]) for row in rows] == [0, 1, 2]
+        assert [float(row["jsd"]) for row in rows] == [row["jsd"] for row in expected]
+        assert curve.with_suffix(".png").read_bytes()[:4] == PNG
+        assert "<svg" in curve.with_suffix(".svg").read_text()
+
+
 def test_recipes_are_listed():
     output = ripple("train", "--list").output
     names = ("cifar100-ripple-tiny", "imagenet-convit-tiny", "digits", "coco-smca-la-108")

@@ -137,6 +137,32 @@ def recipe_pictures(weights: Path, image_size: int, count: int) -> list[Image.Im
     return [data[i * len(data) // count][0] for i in range(count)]
 
 
+def training_rows(weights: Path) -> list[dict[str, Any]]:
+    """What the run that made a checkpoint wrote of its ripples after each epoch, if it did.
+
+    Args:
+        weights: A run's own file of weights, or one of its `checkpoints/step-…/`.
+    """
+    from ripple_attention.train.recorder import read_metrics
+    from ripple_attention.train.ripples import RIPPLES, summary
+
+    folder = weights.absolute().parent
+    run = folder.parent.parent if folder.parent.name == "checkpoints" else folder
+    return [summary(line) for line in read_metrics(run / RIPPLES)]
+
+
+def write_training(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
+    """Writes the divergence in training as CSV, and draws it as PNG and SVG."""
+    from ripple_attention.reproduce.charts import draw_divergence as draw_curve
+
+    path = folder / "divergence-in-training"
+    folder.mkdir(parents=True, exist_ok=True)
+    write_csv(rows, path.with_suffix(".csv"))
+    title = "JSD between the ripples and the fixed weights, in training"
+    draw_curve(title, {"this run": rows}, rows[0]["groups"], path)
+    return [path.with_suffix(suffix) for suffix in (".csv", ".png", ".svg")]
+
+
 def write_analysis(profiles: Sequence[Profile], folder: Path) -> list[Path]:
     """Writes the profiles as CSV, and draws each as PNG and SVG.
 

@@ -63,7 +63,10 @@ def analyze(
     ema: Annotated[bool, EMA] = False,
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
-    """Write what was learned about distance: mean ripples, where they halt, their divergence.
+    """Write what was learned about distance: ripples, halting, divergence.
+
+    Figures, and CSV files beside them; for a run that wrote down its ripples (ripples.jsonl), also
+    how they diverged in training.
 
     Example: ripple analyze runs/demo --output analysis
     """
@@ -71,18 +74,23 @@ def analyze(
         pictures_of_folder,
         profile,
         recipe_pictures,
+        training_rows,
         write_analysis,
+        write_training,
     )
     from ripple_attention.look.explain import Explainer
     from ripple_attention.train.checkpoint import find_weights
 
     explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
+    weights = find_weights(checkpoint, ema)
     if images is None:
-        pictures = recipe_pictures(find_weights(checkpoint, ema), explainer.image_size, count)
+        pictures = recipe_pictures(weights, explainer.image_size, count)
     else:
         pictures = pictures_of_folder(images, count)
     with console.status(f"looking at {len(pictures)} images"):
         written = write_analysis(profile(explainer, pictures), output)
+        rows = training_rows(weights)
+        written += write_training(rows, output) if rows else []
     for path in written:
         console.print(f"Wrote [bold]{path}[/bold]", soft_wrap=True)
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ripple_attention.divergence import divergence_from_fixed
 from ripple_attention.modules import record_spatial_weights
 from ripple_attention.spatial_weights import SpatialWeights
-from ripple_attention.train.recorder import Recorder, forget_after
+from ripple_attention.train.recorder import Recorder, Row, forget_after
 
 RIPPLES = "ripples.jsonl"
 IMAGES = 8  # of a batch, whose weights are looked at
@@ -69,6 +69,21 @@ def profile(model: nn.Module, images: Any) -> dict[str, Any]:
     return {"weights": means, "divergence": divergences, "halting": halting}
 
 
+def summary(line: Row) -> Row:
+    """A line of `ripples.jsonl` as a row of the metrics: means over the layers, and each layer's
+    divergence."""
+    layers, halting = line["divergence"], line["halting"]
+    return {
+        "kind": "ripples",
+        "step": line["step"],
+        "epoch": line["epoch"],
+        "groups": len(line["weights"][0][0]),
+        "jsd": sum(layers) / len(layers),
+        "halting_group": sum(halting) / len(halting),
+        **{f"jsd/layer_{index}": value for index, value in enumerate(layers)},
+    }
+
+
 class RippleProfiles(pl.Callback):
     """Writes down the profiles of a model's ripples before training and after every epoch.
 
@@ -99,18 +114,9 @@ class RippleProfiles(pl.Callback):
     def _write(self, trainer: pl.Trainer, module: Any, batch: Any) -> None:
         if not trainer.is_global_zero:
             return
+        epoch = trainer.global_step / trainer.num_training_batches
         found = profile(module.model, batch[0][:IMAGES])
-        layers, groups = found["divergence"], len(found["weights"][0][0])
-        row = {
-            "kind": "ripples",
-            "step": trainer.global_step,
-            "epoch": trainer.global_step / trainer.num_training_batches,
-            "groups": groups,
-            "jsd": sum(layers) / len(layers),
-            "halting_group": sum(found["halting"]) / len(layers),
-            **{f"jsd/layer_{index}": value for index, value in enumerate(layers)},
-        }
-        self._recorder.write(row)
+        line = {"step": trainer.global_step, "epoch": epoch, **found}
+        self._recorder.write(summary(line))
         with self.path.open("a", encoding="utf-8") as file:
-            line = {"step": row["step"], "epoch": row["epoch"], **found}
             file.write(json.dumps(line) + "\n")
