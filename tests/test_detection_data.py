@@ -184,6 +184,12 @@ def entry_without(kind, key, place=0):
         (changed(annotations=[annotation(4, 8, 5, [1, 2, 3, 4])]), "4 has image_id 8, which"),
         (changed(annotations=[annotation(4, 7, 6, [1, 2, 3, 4])]), "4 has category_id 6, which"),
         (changed(annotations=[annotation(4, 7, 5, [1, 2, 3, 4], area="big")]), "area 'big'"),
+        (changed(annotations=[annotation(4, 7, 5, [1, 2, 3, 10**400])]), "annotation 4 has bbox"),
+        (
+            changed(annotations=[annotation(4, 7, 5, [1, 2, 3, 4], iscrowd="0")]),
+            "4 has iscrowd '0'",
+        ),
+        (changed(images=[CONTENT["images"][0] | {"id": 2**53 + 1}]), "to 2⁵³"),
         (changed(images=CONTENT["images"] * 2), "several of its images have the same id"),
         (changed(images=[], annotations=[]), "it has no images"),
         (entry_without("images", "height"), "image seven.png has height None"),
@@ -475,6 +481,8 @@ def test_found_objects_are_the_likeliest_pairs_of_query_and_class_in_pixels():
     torch.testing.assert_close(second["boxes"][0], torch.tensor([16.0, 0, 24, 20]))
     everything = find_objects({"logits": logits, "boxes": boxes}, [(1, 1), (1, 1)])
     assert [len(found["scores"]) for found in everything] == [12, 12]
+    many = {"logits": torch.randn(1, 200, 4), "boxes": torch.rand(1, 200, 4)}
+    assert len(find_objects(many, [(1, 1)])[0]["scores"]) == 300  # as SMCA's are judged
 
 
 # Squares of each of COCO's three sizes, side by side; three images, the last without objects.

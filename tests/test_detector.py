@@ -184,6 +184,7 @@ def test_weights_that_cannot_be_had_are_one_clear_line(monkeypatch):
         create_detector("smca_resnet18")
     message = str(caught.value)
     assert "resnet18-f37072fd.pth" in message and "pretrained_backbone=False" in message
+    assert "--model.no-pretrained-backbone --model.fixed-stages 0" in message
     assert "\n" not in message
 
 

@@ -1,7 +1,6 @@
 """The objects of a COCO-format file, checked and kept as arrays."""
 
 import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -10,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ripple_attention.data.images import DataError
+
+LARGEST = 2**53  # evaluators hold numbers, ids among them, as float64
 
 
 @dataclass(frozen=True)
@@ -158,8 +159,10 @@ def _row(
     area = entry.get("area", box[2] * box[3])
     if not _is_number(area):
         _refuse(path, f"{name} has area {area!r}; it must be a number")
-    crowd = bool(entry.get("iscrowd", 0))
-    return place_of[entry["image_id"]], label_of[entry["category_id"]], box, area, crowd
+    crowd = entry.get("iscrowd", 0)
+    if not isinstance(crowd, int) or crowd not in (0, 1):  # "0" would count as a crowd
+        _refuse(path, f"{name} has iscrowd {crowd!r}; it must be 0 or 1")
+    return place_of[entry["image_id"]], label_of[entry["category_id"]], box, area, bool(crowd)
 
 
 def _clipped_corners(boxes: NDArray[Any], sizes: NDArray[Any]) -> NDArray[np.float64]:
@@ -173,14 +176,17 @@ def _has_area(corners: NDArray[np.float64]) -> NDArray[np.bool_]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
+    return isinstance(value, int | float) and abs(value) <= LARGEST  # which NaN is not
 
 
 def _whole(path: Path, kind: str, entry: dict[str, Any], key: str, least: int = 0) -> int:
     value = entry.get(key)
-    if not isinstance(value, int) or value < least:
+    if not isinstance(value, int) or not least <= value <= LARGEST:
         name = entry.get("name") or entry.get("file_name") or entry.get("id")
-        _refuse(path, f"{kind} {name} has {key} {value!r}; it must be a whole number ≥ {least}")
+        _refuse(
+            path,
+            f"{kind} {name} has {key} {value!r}; it must be a whole number from {least} to 2⁵³",
+        )
     return value
 
 

@@ -110,7 +110,8 @@ def pretrained_weights(name: str) -> dict[str, Tensor]:
         raise RuntimeError(
             f"the ImageNet weights of {name} are neither in {torch.hub.get_dir()}/checkpoints nor "
             f"to be had from {weights.url} ({error}). Put the file there, or start from random "
-            "weights with pretrained_backbone=False."
+            "weights: pretrained_backbone=False, fixed_stages=0 (of a recipe: "
+            "--model.no-pretrained-backbone --model.fixed-stages 0)."
         ) from error
 
 

@@ -20,8 +20,9 @@ METRICS = {
     "ap_medium": "AP_medium",
     "ap_large": "AP_large",
 }
-# Detections of an image that COCO's rules look at, for each class.
-TOP = 100
+# Pairs of query and class of an image that are judged, as in SMCA; COCO's rules then look at 100 of
+# each class.
+TOP = 300
 
 
 @torch.no_grad()
