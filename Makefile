@@ -17,7 +17,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_cuda.py tests/test_augment.py
+	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_cuda.py tests/test_detector_kernels.py tests/test_augment.py
 
 lint: $(READY)
 	$(BIN)/ruff check .

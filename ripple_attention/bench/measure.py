@@ -5,6 +5,7 @@ import platform
 import re
 import statistics
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -70,13 +71,15 @@ def _turn(step: Step, device: torch.device, as_graph: bool, at_least: float = 0.
 
 
 def _as_graph(step: Step) -> Step:
-    """A step as a CUDA graph, or as it is where it cannot be captured."""
+    """A step as a CUDA graph, or, with a warning, as it is where it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
             step()
-    except RuntimeError:  # it waits for the device, or takes memory that is not there twice
+    except RuntimeError as error:  # it waits for the device, or memory is not there twice
         torch.cuda.synchronize()
+        reason = str(error).splitlines()[0]
+        warnings.warn(f"a step is timed as it is, not as a CUDA graph: {reason}", stacklevel=2)
         return step
     return graph.replay
 
