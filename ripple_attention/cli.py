@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from ripple_attention.bench.commands import bench
+from ripple_attention.console import Commands, check_device, console, did_you_mean, errors
 from ripple_attention.look import commands as looking
 from ripple_attention.train import commands
 
 app = typer.Typer(
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Ripple attention: local where it pays, global everywhere.",
+    cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 app.add_typer(bench, name="bench")
 app.command(context_settings={**commands.EXTRA, "help_option_names": []})(commands.train)
@@ -26,8 +23,6 @@ app.command()(commands.results)
 app.command()(looking.explain)
 app.command()(looking.analyze)
 app.command(name="app")(looking.app)
-console = Console()
-errors = Console(stderr=True)
 
 
 def _version(asked: bool) -> None:
@@ -44,7 +39,10 @@ def ripple(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
-    """Ripple attention: local where it pays, global everywhere."""
+    """Ripple attention: local where it pays, global everywhere.
+
+    Example: ripple demo
+    """
 
 
 @app.command()
@@ -54,17 +52,24 @@ def demo(
     ),
     epochs: Annotated[int | None, typer.Option(min=1, help="Passes over the digits.")] = None,
 ) -> None:
-    """Train a small ripple classifier on digits and draw its ripples. Example: ripple demo"""
+    """Train a small classifier on digits and draw its ripples.
+
+    Example: ripple demo --epochs 3
+    """
     from ripple_attention.demo import run
 
-    run(output, epochs, console)
+    with commands.one_line_when_stopped("The same command goes on."):
+        run(output, epochs, console)
 
 
 @app.command()
 def picture(
     path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
 ) -> None:
-    """Draw what ripple attention is. Example: ripple picture ripples.png"""
+    """Draw what ripple attention is.
+
+    Example: ripple picture ripples.png
+    """
     from ripple_attention.plots import draw_explanation
 
     draw_explanation(path)
@@ -81,7 +86,9 @@ def reproduce(
         "reproduced"
     ),
 ) -> None:
-    """Tables and figures of the paper beside ours, from result files, with what is not yet run.
+    """Show the paper's tables and figures beside ours.
+
+    Ours come from result files; what is not yet run is named with its command.
 
     Example: ripple reproduce table2 figure-speed
     """
@@ -101,9 +108,11 @@ def models(
     device: Annotated[str, typer.Option(help="cpu or cuda, for the throughput.")] = "cpu",
     only: Annotated[str, typer.Option(help="Names that contain this.")] = "",
 ) -> None:
-    """List the models, their size beside the paper's. Example: ripple models --only patch2_32
+    """List the models, their size beside the paper's.
 
     Detectors: multiply-adds of a picture of 800×1066 pixels, no throughput (see ripple bench).
+
+    Example: ripple models --only patch2_32
     """
     from ripple_attention.bench.detection import detector_cost
     from ripple_attention.bench.models import model_cost
@@ -115,7 +124,12 @@ def models(
     known = [*MODELS, *DETECTORS]
     names = [name for name in known if only in name]
     if not names:
-        raise typer.BadParameter(f"no model's name contains {only!r}; they are {', '.join(known)}")
+        hint = did_you_mean(only, known)
+        raise typer.BadParameter(
+            f"no model's name contains {only!r}: {hint}They are {', '.join(known)}"
+        )
+    if throughput:
+        check_device(device)
     table = Table()
     table.add_column("model", no_wrap=True)
     any_detector = any(name in DETECTORS for name in names)  # the paper gives no others' work
@@ -160,6 +174,3 @@ def main() -> None:
             message = message.strip().rsplit("Error: ", 1)[-1]  # not the worker's whole traceback
         errors.print(message, style="red", markup=False)
         sys.exit(1)
-    except KeyboardInterrupt:
-        errors.print("Stopped.", style="yellow")
-        sys.exit(130)

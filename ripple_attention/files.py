@@ -2,16 +2,27 @@
 
 import csv
 import io
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Writes a file under another name and then renames it."""
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Another name to write a file under; once it is written, it is renamed, else removed."""
     partial = path.with_name(f".{path.name}.part")
-    partial.write_text(text, encoding="utf-8", newline="")
-    partial.replace(path)
+    try:
+        yield partial
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Writes a text file, whole or not at all."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="")
 
 
 def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:

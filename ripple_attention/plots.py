@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ripple_attention.bench.op import read_csv
+from ripple_attention.files import replacing
 from ripple_attention.partition import Partition, chebyshev
 from ripple_attention.spatial_weights import stick_breaking
 
@@ -60,6 +61,7 @@ def draw_ripples(
 
 def draw_explanation(path: Path) -> None:
     """The picture of the README: the same query under four sets of spatial weights."""
+    check_suffix(path)
     partition, grid_size, query = chebyshev(4), (15, 19), (6, 7)
     panels = {
         "linear attention:\nevery token weighs the same": torch.zeros(4),
@@ -127,6 +129,7 @@ def draw_learned_ripples(
 
 def draw_benchmark(results: Path, path: Path) -> None:
     """Time and peak memory against tokens, from a CSV of `ripple bench op`."""
+    check_suffix(path)
     rows = [row for row in read_csv(results) if row["status"] == "ok"]
     figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
     panels = [
@@ -154,13 +157,17 @@ def draw_benchmark(results: Path, path: Path) -> None:
     save(figure, path)
 
 
+def check_suffix(path: Path) -> None:
+    """Refuses what cannot be written, before any work."""
+    if path.suffix.lower() not in (".png", ".svg"):
+        raise ValueError(f"the picture to write must end in .png or .svg; got {path}")
+
+
 def save(figure: Any, path: Path) -> None:
     """Writes a figure, whole or not at all, and frees it."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f".{path.name}.part")
     try:
-        figure.savefig(unfinished, format=path.suffix.lstrip(".") or "png", dpi=130)
-        unfinished.replace(path)
+        with replacing(path) as unfinished:
+            figure.savefig(unfinished, format=path.suffix.lstrip("."), dpi=130)
     finally:
-        unfinished.unlink(missing_ok=True)
         plt.close(figure)

@@ -1,10 +1,12 @@
 """The commands, as a person would type them."""
 
 import csv
+import io
 import json
 
 import pytest
 import torch
+from rich.console import Console
 from typer.testing import CliRunner
 
 from inputs import relative_error
@@ -14,20 +16,14 @@ from ripple_attention.data.digits import load_digits_images
 from ripple_attention.plots import weight_map
 from ripple_attention.recipes import find_recipe
 from ripple_attention.train import commands
-from ripple_attention.train.evaluate import Predictor
+from ripple_attention.train.checkpoint import read_description
+from ripple_attention.train.evaluate import Predictor, evaluate
 
 PNG = b"\x89PNG"
 
 
 def ripple(*words):
     return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-
-def test_ripple_alone_lists_its_commands():
-    output = ripple("--help").output
-    for command in ("demo", "bench", "picture", "train", "evaluate", "predict", "results"):
-        assert command in output
-    assert "op" in ripple("bench", "--help").output
 
 
 def test_picture_is_written(tmp_path):
@@ -229,6 +225,15 @@ def test_evaluate_gives_the_accuracy_that_training_ended_with(demo):
         ]
 
 
+def test_evaluate_shows_progress_on_a_screen_alone(demo):
+    path = demo[0] / "model.safetensors"
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal)
+        evaluate(path, read_description(path)[0], console)
+        assert ("batches" in console.file.getvalue()) == terminal
+        assert terminal or console.file.getvalue() == ""
+
+
 def test_evaluate_takes_fields_of_the_recipe(demo):
     done = ripple("evaluate", demo[0], "--data.name", "cifar100", "--data.root", "nowhere")
     assert "nowhere" in str(done.exception)
@@ -348,13 +353,3 @@ def test_an_error_is_its_own_line_alone(error, shown, monkeypatch, capsys):
     with pytest.raises(SystemExit, match="1"):
         cli.main()
     assert capsys.readouterr().err.strip() == shown
-
-
-def test_an_interrupt_leaves_a_message(monkeypatch, capsys):
-    def interrupted():
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(cli, "app", interrupted)
-    with pytest.raises(SystemExit, match="130"):
-        cli.main()
-    assert "Stopped" in capsys.readouterr().err

@@ -5,13 +5,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from ripple_attention.console import check_device, console, did_you_mean
 
 Row = dict[str, Any]
 
-bench = typer.Typer(no_args_is_help=True, help="Measure speed and memory, side by side.")
-console = Console()
+bench = typer.Typer(
+    no_args_is_help=True,
+    help="Measure speed and memory, side by side.\n\nExample: ripple bench op --sides 14,32",
+)
 
 
 @bench.command()
@@ -28,7 +31,7 @@ def op(
         Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
     ] = None,
 ) -> None:
-    """Time and peak memory of the operator against the number of tokens.
+    """Time and peak memory of the operator, by tokens.
 
     Example: ripple bench op --sides 14,64 --rounds 3
     """
@@ -40,6 +43,7 @@ def op(
     config = OpBenchmark(
         grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds
     )
+    check_device(device)
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show(rows)
@@ -77,12 +81,16 @@ def model(
 
     systems = find_systems(only)
     if not systems:
-        raise typer.BadParameter(f"no system's name contains {only!r}: {', '.join(SYSTEMS)}")
+        raise typer.BadParameter(
+            f"no system's name contains {only!r}: {did_you_mean(only, SYSTEMS)}"
+            f"They are {'; '.join(SYSTEMS)}"
+        )
     if dtype not in ("float32", "bfloat16", "float16"):
         raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
     config = ModelBenchmark(
         grid_sides(sides), tokens_at_once, systems, dtype, device, compiled, rounds
     )
+    check_device(device)
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     table = Table(title=f"{rows[0]['hardware']}, {dtype}, images/s", title_justify="left")
@@ -117,7 +125,7 @@ def detection(
         Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
     ] = None,
 ) -> None:
-    """Time and peak memory of detection: the encoder alone, then whole detectors.
+    """Time and peak memory of encoders and whole detectors.
 
     Example: ripple bench detection --grids 25x34,50x68 --device cpu --dtype float32 --image none
     """
@@ -144,6 +152,7 @@ def detection(
     )
     if not config.grids and config.image_size is None:
         raise typer.BadParameter("there is nothing to time: give --grids or --image")
+    check_device(device)
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     table = Table(title=f"{rows[0]['hardware']}, {dtype}, batch {batch}", title_justify="left")
@@ -162,7 +171,10 @@ def detection(
 def markdown(
     results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
 ) -> None:
-    """Print a CSV of `ripple bench op` in Markdown. Example: ripple bench markdown op.csv"""
+    """Print a CSV of `ripple bench op` in Markdown.
+
+    Example: ripple bench markdown op.csv
+    """
     from ripple_attention.bench.op import markdown_table, read_csv
 
     typer.echo(markdown_table(read_csv(results)))
@@ -173,7 +185,10 @@ def plot(
     results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
     path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
 ) -> None:
-    """Draw a CSV of `ripple bench op`. Example: ripple bench plot results.csv curves.png"""
+    """Draw a CSV of `ripple bench op`.
+
+    Example: ripple bench plot results.csv curves.png
+    """
     from ripple_attention.plots import draw_benchmark
 
     draw_benchmark(results, path)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-console = Console()
+from ripple_attention.console import check_device, console
+
 CHECKPOINT = typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
 EMA = typer.Option("--ema", help="The running mean of the weights.")
 DEVICE = typer.Option(help="cpu or cuda.")
@@ -37,16 +37,19 @@ def explain(
     Example: ripple explain runs/demo seven.png --at 3,5 --output seven-3-5.svg
     """
     from ripple_attention.look.explain import Explainer
-    from ripple_attention.look.figure import check_suffix, write_explanation
+    from ripple_attention.look.figure import write_explanation
     from ripple_attention.look.views import Settings
+    from ripple_attention.plots import check_suffix
     from ripple_attention.train.evaluate import open_image
 
     check_suffix(output)
+    check_device(device)
     patch = None if at is None else row_and_column(at)
-    explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
-    explanation = explainer(open_image(image), Settings(max_distance, halt_threshold))
-    H, W = explanation.grid_size
-    write_explanation(explanation, patch or (H // 2, W // 2), output)
+    with console.status(f"looking at {image}"):
+        explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
+        explanation = explainer(open_image(image), Settings(max_distance, halt_threshold))
+        H, W = explanation.grid_size
+        write_explanation(explanation, patch or (H // 2, W // 2), output)
     name, probability = explanation.classes[0]
     console.print(f"{name}, {probability:.1%}. Wrote [bold]{output}[/bold]", soft_wrap=True)
 
@@ -63,10 +66,10 @@ def analyze(
     ema: Annotated[bool, EMA] = False,
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
-    """Write what was learned about distance: ripples, halting, divergence.
+    """Write what a model learned about distance.
 
-    Figures, and CSV files beside them; for a run that wrote down its ripples (ripples.jsonl), also
-    how they diverged in training.
+    Mean ripples, where they halt and their divergence, as figures and CSV files; for a run that
+    wrote down its ripples (ripples.jsonl), also how they diverged in training.
 
     Example: ripple analyze runs/demo --output analysis
     """
@@ -81,6 +84,7 @@ def analyze(
     from ripple_attention.look.explain import Explainer
     from ripple_attention.train.checkpoint import find_weights
 
+    check_device(device)
     explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
     weights = find_weights(checkpoint, ema)
     if images is None:
@@ -106,10 +110,16 @@ def app(
     browse: Annotated[bool, typer.Option(help="Open the browser.")] = True,
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
-    """Click on a picture and see its ripples, on a page of this machine. Example: ripple app"""
+    """Click on a picture and see its ripples, in the browser.
+
+    The page is served to this machine alone.
+
+    Example: ripple app runs/demo --port 7861
+    """
     from ripple_attention.look.app import served
     from ripple_attention.look.viewer import Viewer
 
+    check_device(device)
     with console.status("starting"):
         viewer = Viewer(checkpoint, device)
     with served(viewer, port, browse=browse) as address:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ripple_attention.look.explain import Explanation
 from ripple_attention.look.views import LayerView, shares
-from ripple_attention.plots import COLORS, plt, save
+from ripple_attention.plots import COLORS, check_suffix, plt, save
 
 TILE, GAP = 112, 8  # pixels of a tile's longer side, and between tiles
 
@@ -302,9 +302,3 @@ def write_explanation(explanation: Explanation, at: tuple[int, int], path: Path)
     """Writes `explain_figure` to a .png or .svg."""
     check_suffix(path)
     save(explain_figure(explanation, at), path)
-
-
-def check_suffix(path: Path) -> None:
-    """Refuses what cannot be written, before any work."""
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"the picture to write must end in .png or .svg; got {path}")

@@ -1,12 +1,12 @@
 """Recipes: a file for each result, named after its path: `cifar100/ripple_tiny.py` is
 `cifar100-ripple-tiny`. A folder's `__init__` holds what its results share."""
 
-import difflib
 import importlib
 import pkgutil
 from dataclasses import dataclass, replace
 from functools import cache
 
+from ripple_attention.console import did_you_mean
 from ripple_attention.train.recipe import Recipe
 
 
@@ -39,7 +39,6 @@ def find_recipe(name: str) -> Recipe:
     """The recipe of that name."""
     known = all_recipes()
     if name not in known:
-        near = difflib.get_close_matches(name, known, n=3)
-        hint = f"did you mean {', '.join(near)}? " if near else ""
+        hint = did_you_mean(name, known)
         raise ValueError(f"there is no recipe {name!r}: {hint}`ripple train --list` shows all")
     return known[name].recipe

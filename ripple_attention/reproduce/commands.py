@@ -1,12 +1,12 @@
 """`ripple reproduce`: tables and figures by name, into a folder."""
 
-import difflib
 from collections.abc import Callable
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from ripple_attention.console import did_you_mean
 from ripple_attention.files import replace_text
 from ripple_attention.reproduce.charts import draw_table
 from ripple_attention.reproduce.figures import PARTITIONS, SPEED, make_curves, make_divergence
@@ -47,8 +47,7 @@ def find_names(names: list[str]) -> list[str]:
     known = catalogue()
     for name in names:
         if name not in (*known, EVERYTHING):
-            near = difflib.get_close_matches(name, [*known, EVERYTHING], n=3)
-            hint = f"did you mean {', '.join(near)}? " if near else ""
+            hint = did_you_mean(name, [*known, EVERYTHING])
             raise ValueError(
                 f"there is no table or figure {name!r}: {hint}`ripple reproduce --list` shows all"
             )
@@ -85,7 +84,8 @@ def reproduce(
     output.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         _, make = catalogue()[name]
-        text, lacking[name] = make(found, output)
+        with console.status(name):
+            text, lacking[name] = make(found, output)
         replace_text(output / f"{name}.md", text)
         if len(chosen) == 1:
             console.print(text, markup=False, highlight=False, soft_wrap=True)

@@ -9,6 +9,7 @@ from timm.loss import SoftTargetCrossEntropy
 from torch import Tensor, nn
 from torchmetrics.classification import MulticlassAccuracy
 
+from ripple_attention.console import did_you_mean
 from ripple_attention.data.module import ClassificationData
 from ripple_attention.models import MODELS  # makes our names known to timm, too
 from ripple_attention.models.vit import RIPPLE_OPTIONS
@@ -28,9 +29,9 @@ def create_model(spec: ModelSpec, num_classes: int) -> nn.Module:
     options = {name: value for name, value in vars(spec).items() if value is not None}
     name = options.pop("name")
     if not timm.is_model(name):
-        close = timm.list_models(f"*{name}*")[:5] or ["see `ripple models`"]
+        hint = did_you_mean(name, timm.list_models())
         raise ValueError(
-            f"model.name must be known to timm; got {name!r}. Near: {', '.join(close)}"
+            f"model.name must be known to timm; got {name!r}: {hint}`ripple models` lists ours"
         )
     if name in MODELS and MODELS[name]["attention"] != "ripple":
         unused = sorted(options.keys() & {"ripple_layers", *RIPPLE_OPTIONS})

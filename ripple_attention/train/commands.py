@@ -1,13 +1,17 @@
 """The commands that train and use models: `ripple train`, `evaluate`, `predict` and `results`."""
 
+import os
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
+
+from ripple_attention.console import check_device, console, errors
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -15,7 +19,6 @@ if TYPE_CHECKING:
 
     from ripple_attention.train.recipe import Recipe
 
-console = Console()
 EXTRA = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -52,16 +55,25 @@ def train(
     words = [*context.args, *(["--help"] if show_help else [])]
     recipe = override(recipe, words, f"ripple train {name}")
 
-    from ripple_attention.train.run import is_main_process
     from ripple_attention.train.run import train as run
-    from ripple_attention.train.safety import StoppedError
 
     folder = output or Path("runs") / (f"quick-{recipe.name}" if quick else recipe.name)
-    try:
+    with one_line_when_stopped("The same command with --resume goes on."):
         run(recipe, folder, console, resume)
+
+
+@contextmanager
+def one_line_when_stopped(remedy: str) -> Iterator[None]:
+    """A run that stops early says so, how to go on, and exits as its signal demands."""
+    from ripple_attention.train.run import is_main_process
+    from ripple_attention.train.safety import StoppedError
+
+    try:
+        yield
     except StoppedError as stopped:
         if is_main_process():
-            console.print(str(stopped), style="yellow", highlight=False, soft_wrap=True)
+            message = f"{stopped} {remedy}"
+            errors.print(message, style="yellow", highlight=False, soft_wrap=True)
         known = signal.Signals.__members__.values()
         raise typer.Exit(
             128 + stopped.signal_number if stopped.signal_number in known else 0
@@ -75,9 +87,11 @@ def evaluate(
     ],
     ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
 ) -> None:
-    """Accuracy, or average precision, on the recipe's test images; its fields may follow.
+    """Measure a trained model on its recipe's test images.
 
-    Example: ripple evaluate runs/digits
+    Accuracy, or average precision of detectors; fields of the recipe may follow.
+
+    Example: ripple evaluate runs/demo --batch-size 64
     """
     from ripple_attention.train.checkpoint import find_weights, read_description
     from ripple_attention.train.evaluate import evaluate as run
@@ -88,7 +102,7 @@ def evaluate(
     # On one device unless told: on several, each would count its own share.
     one = replace(recipe, hardware=replace(recipe.hardware, devices=1, nodes=1))
     recipe = override(one, context.args, f"ripple evaluate {checkpoint}")
-    result = run(path, recipe)
+    result = run(path, recipe, console)
     if not is_main_process():
         return
     table = Table(title=f"{recipe.name}: {path}", title_justify="left")
@@ -115,10 +129,11 @@ def predict(
     ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Name the classes of pictures, or find the objects in them, as the model was trained to.
+    """Name the classes of pictures, or find the objects in them.
 
-    Example: ripple predict runs/digits seven.png
+    Example: ripple predict runs/demo seven.png --top 3
     """
+    check_device(device)
     from ripple_attention.train.checkpoint import find_weights, read_description
     from ripple_attention.train.evaluate import ObjectFinder, Predictor, open_image
 
@@ -171,6 +186,7 @@ def draw(
 ) -> Path:
     """Writes a picture with its boxes, under a name that no other of this command has."""
     from ripple_attention.detection.drawing import draw_objects
+    from ripple_attention.files import replacing
 
     folder.mkdir(parents=True, exist_ok=True)
     path, number = folder / f"{name}.png", 1
@@ -178,7 +194,8 @@ def draw(
         number += 1
         path = folder / f"{name}-{number}.png"
     written.add(path)
-    draw_objects(image, found, classes, threshold).save(path)
+    with replacing(path) as partial:
+        draw_objects(image, found, classes, threshold).save(partial, "PNG")
     return path
 
 
@@ -186,7 +203,10 @@ def results(
     runs: Annotated[list[Path], typer.Argument(help="Folders of finished runs.")],
     output: Annotated[Path, typer.Option(help="The CSV to write.")],
 ) -> None:
-    """Gather the results of runs into a CSV. Example: ripple results runs/* --output results.csv"""
+    """Gather the results of runs into a CSV.
+
+    Example: ripple results runs/* --output results.csv
+    """
     from ripple_attention.files import write_csv
     from ripple_attention.train.results import gather
 
@@ -210,9 +230,11 @@ def recipe_of(name: str) -> "Recipe":
 
 def override(recipe: "Recipe", words: list[str], command: str) -> "Recipe":
     """The recipe with the fields that were given on the command line, their types checked."""
+    if console.no_color or not errors.is_terminal:  # which tyro itself does not look at
+        os.environ.setdefault("PYTHON_TYRO_ANSI_CODES", "False")
     import tyro
 
-    about = "Everything that decides the result of a run."
+    about = f"Everything that decides the result of a run. Example: {command} --seed 1."
     if command.startswith("ripple train"):
         about += (
             " Beside these fields: --quick, --resume, --output FOLDER (see ripple train --help)."

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from PIL import Image, ImageOps, UnidentifiedImageError
+from rich.console import Console
 from torch import Tensor
 
 from ripple_attention.data.augment import eval_transform
@@ -35,8 +36,15 @@ class Evaluation:
     shown: dict[str, str]
 
 
-def evaluate(path: Path, recipe: Recipe) -> Evaluation:
-    """Judges the weights in a file on the test images of a recipe."""
+def evaluate(path: Path, recipe: Recipe, console: Console | None = None) -> Evaluation:
+    """Judges the weights in a file on the test images of a recipe.
+
+    Args:
+        path: Of the weights.
+        recipe: Its data are used, on its hardware.
+        console: Where progress is shown; nowhere unless given.
+    """
+    from ripple_attention.train.progress import EvaluationProgress
     from ripple_attention.train.run import create_trainer
 
     weights, _ = read_weights(path)
@@ -49,7 +57,7 @@ def evaluate(path: Path, recipe: Recipe) -> Evaluation:
             f"{path} was trained on other classes ({', '.join(classes[:3])}, …) than those of the "
             f"images in {recipe.data.root} ({', '.join(data.classes[:3])}, …)"
         )
-    trainer = create_trainer(recipe, [])
+    trainer = create_trainer(recipe, [EvaluationProgress(console)] if console else [])
     trainer.validate(module, data, verbose=False)
     metrics = module.metrics()
     count = len(data.open(train=False)) - data.damaged

@@ -9,6 +9,36 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ripple_attention.train.recorder import Recorder
 
 
+class EvaluationProgress(pl.Callback):
+    """Shows how far an evaluation is, on a screen.
+
+    Args:
+        console: Where to.
+    """
+
+    def __init__(self, console: Console):
+        self.console = console
+        self._bar: Progress | None = None
+
+    def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.is_global_zero and self.console.is_terminal:
+            columns = TextColumn("batches"), BarColumn(), MofNCompleteColumn()
+            self._bar = Progress(
+                *columns, TimeRemainingColumn(), console=self.console, transient=True
+            )
+            self._task = self._bar.add_task("batches", total=sum(trainer.num_val_batches))
+            self._bar.start()
+
+    def on_validation_batch_end(self, *_: Any) -> None:
+        if self._bar is not None:
+            self._bar.advance(self._task)
+
+    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
 class RunProgress(pl.Callback):
     """Shows how far a run is.
 

@@ -89,8 +89,7 @@ class Safety(pl.Callback):
         if asked and not finished:
             why = "its time is up" if asked == TIME_IS_UP else "it was told to"
             raise StoppedError(
-                f"Stopped at step {trainer.global_step} because {why}; the checkpoint is "
-                f"{folder}. The same command with --resume goes on.",
+                f"Stopped at step {trainer.global_step} because {why}; the checkpoint is {folder}.",
                 signal_number=asked,
             )
 

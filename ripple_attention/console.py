@@ -1,0 +1,64 @@
+"""What all commands share: how they speak, and how they refuse and stop."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+from typer.core import TyperGroup
+
+console = Console()
+errors = Console(stderr=True)
+
+
+class Commands(TyperGroup):
+    """Commands that Ctrl-C ends with one line and the exit code 130."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            stopped()
+        except SystemExit as end:
+            if isinstance(end.__context__, KeyboardInterrupt):  # Lightning's way to stop
+                stopped()
+            raise
+
+
+def stopped() -> NoReturn:
+    errors.print("Stopped.", style="yellow")
+    raise typer.Exit(130)
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The names, or words of names, that are near another one; nothing where none is.
+
+    >>> did_you_mean("trian", ["train", "evaluate"])
+    'did you mean train? '
+    >>> did_you_mean("riple", ["Ripple_tiny_patch16", "DeiT_tiny_patch16"])
+    'did you mean Ripple? '
+    >>> did_you_mean("x", ["train", "evaluate"])
+    ''
+    """
+    names = {other.lower(): other for other in known}
+    words = {word.lower(): word for other in names.values() for word in re.split(r"[\W_]+", other)}
+    for kind in (names, words):
+        near = [kind[found] for found in difflib.get_close_matches(name.lower(), kind)]
+        if near:
+            return f"did you mean {', '.join(near)}? "
+    return ""
+
+
+def check_device(name: str) -> None:
+    """Refuses a device that is not known, or not there."""
+    import torch
+
+    kind = name.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise typer.BadParameter(f"--device is cpu or cuda; got {name!r}")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise typer.BadParameter(
+            f"--device {name} needs a GPU, and PyTorch sees none here: take --device cpu"
+        )
