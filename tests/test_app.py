@@ -248,9 +248,11 @@ def test_the_page_in_a_browser(address, browser, tmp_path):
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: troubles.append(str(error)))
     page.on("console", lambda m: troubles.append(m.text) if m.type == "error" else None)
+    page.set_default_timeout(60_000)
+    expect.set_options(timeout=60_000)
     page.goto(address)
     maps = page.locator("#layers img")
-    maps.wait_for(timeout=30_000)
+    maps.wait_for()
     assert page.locator("#classes").inner_text().count("%") == 5
     words = page.locator("#words")
     assert "row 2, column 2" in words.inner_text()
@@ -258,36 +260,36 @@ def test_the_page_in_a_browser(address, browser, tmp_path):
     before = maps.get_attribute("src"), page.locator("#heads img").get_attribute("src")
     box = page.locator("#picture img").bounding_box()
     page.mouse.click(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.1)
-    words.get_by_text("row 0, column 3").wait_for(timeout=20_000)
+    words.get_by_text("row 0, column 3").wait_for()
     after = maps.get_attribute("src"), page.locator("#heads img").get_attribute("src")
     assert before[0] != after[0] and before[1] != after[1]
 
     for down in (0.4, 0.6, 0.9):  # faster than it answers: the last counts
         page.mouse.click(box["x"] + box["width"] * 0.1, box["y"] + box["height"] * down)
-    words.get_by_text("row 3, column 0").wait_for(timeout=20_000)
+    words.get_by_text("row 3, column 0").wait_for()
     expect(maps).not_to_have_attribute("src", after[0])
     after = maps.get_attribute("src"), after[1]
 
     page.locator("#distance input[type=number]").fill("1")
     page.locator("#distance input[type=number]").press("Enter")
-    words.get_by_text("As trained").wait_for(timeout=20_000)
+    words.get_by_text("As trained").wait_for()
     assert maps.get_attribute("src") != after[0]
 
     bad, good = tmp_path / "bad.png", tmp_path / "good.png"
     bad.write_bytes(b"not a picture")
     good.write_bytes(encoded("PNG", (64, 64)))
     page.locator("#upload input[type=file]").set_input_files(bad)
-    page.locator("#refusal").get_by_text("cannot be read as a picture").wait_for(timeout=20_000)
-    page.locator("#upload").get_by_text("Drop File Here").wait_for(timeout=20_000)  # room again
+    page.locator("#refusal").get_by_text("cannot be read as a picture").wait_for()
+    page.locator("#upload").get_by_text("Drop File Here").wait_for()  # room again
     picture = page.locator("#picture img")
     shown = picture.get_attribute("src")
     page.locator("#upload input[type=file]").set_input_files(good)
-    expect(picture).not_to_have_attribute("src", shown, timeout=20_000)
+    expect(picture).not_to_have_attribute("src", shown)
     assert page.locator("#refusal").inner_text().strip() == ""
 
     shown = picture.get_attribute("src")
     page.get_by_label("handwritten 3").check()
-    expect(picture).not_to_have_attribute("src", shown, timeout=20_000)
+    expect(picture).not_to_have_attribute("src", shown)
     if "RIPPLE_APP_SCREENSHOT" in os.environ:
         page.screenshot(path=os.environ["RIPPLE_APP_SCREENSHOT"], full_page=True)
     outside = {url for url in asked if urlsplit(url).scheme not in ("data", "blob")}
