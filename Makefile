@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow test-gpu lint bench pictures results clean
+.PHONY: demo test test-slow test-gpu lint docs docs-links bench pictures results clean
 
 demo: $(READY)
 	$(BIN)/ripple demo
@@ -24,12 +24,23 @@ lint: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: $(READY)
+	$(BIN)/sphinx-build -q -E -W --keep-going docs build/docs
+	@echo "The documentation is in build/docs/index.html"
+
+docs-links: $(READY)  # asks other servers, so it is no part of the tests
+	$(BIN)/sphinx-build -q -E -W --keep-going -b linkcheck docs build/docs-links
+
 bench: $(READY)
 	$(BIN)/ripple bench op
 
 pictures: $(READY)
 	$(BIN)/ripple picture docs/images/ripples.png
 	$(BIN)/ripple bench plot benchmarks/results/op-amd-epyc-2-threads-float32.csv docs/images/op-cpu.png
+	$(BIN)/ripple demo --output runs/demo
+	$(BIN)/ripple analyze runs/demo --output build/analysis
+	cp build/analysis/weights.png docs/images/learned.png
+	cp build/analysis/divergence-in-training.png docs/images/divergence.png
 
 results: $(READY)
 	$(BIN)/python -m ripple_attention.reproduce.readme

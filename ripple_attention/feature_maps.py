@@ -284,6 +284,7 @@ FEATURE_MAPS: dict[str, type[Any]] = {
     "elu": Elu,
     "relu": Relu,
 }
+"""The feature maps by name."""
 
 
 def create_feature_map(

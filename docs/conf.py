@@ -1,0 +1,37 @@
+"""The documentation site: `make docs` builds it, without warnings, into build/docs."""
+
+import sys
+from pathlib import Path
+
+import ripple_attention
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `mathml`
+
+project = "ripple-attention"
+author = "The ripple-attention authors"
+version = release = ripple_attention.__version__
+
+extensions = ["mathml", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_heading_anchors = 3
+exclude_patterns = ["images"]
+
+html_theme = "furo"
+html_title = "ripple-attention"
+html_math_renderer = "mathml"
+html_show_sphinx = False
+
+# Docstrings name code in `single quotes`, and types in the signature alone.
+default_role = "code"
+napoleon_use_rtype = False  # what is returned is told in words
+autodoc_inherit_docstrings = False
+autodoc_member_order = "bysource"
+autodoc_default_options = {"members": True, "no-value": True, "show-inheritance": True}
+python_use_unqualified_type_names = True
+
+suppress_warnings = ["toc.empty_glob"]  # pages that are not there yet
+
+# Every name in the reference is there, but for those of other packages: this site loads nothing
+# from elsewhere, not even their lists of names.
+nitpicky = True
+nitpick_ignore_regex = [("py:.*", r"(?!ripple_attention).*")]
