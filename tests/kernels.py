@@ -32,13 +32,13 @@ def interpreted(test):
     @wraps(test)
     def in_worker(**arguments):
         if os.environ.get("TRITON_INTERPRET") == "1":
-            from ripple_attention.ops import tiled_triton
+            from ripple_attention.ops import triton_support
 
-            before = tiled_triton.WHOLE_TOKENS  # which tests change
+            before = triton_support.WHOLE_TOKENS  # which tests change
             try:
                 test(**arguments)
             finally:
-                tiled_triton.WHOLE_TOKENS = before
+                triton_support.WHOLE_TOKENS = before
         else:
             worker().submit(in_worker, **arguments).result()
 

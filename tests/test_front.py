@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-KERNELS = ("front_kernel", "front_gradient_kernel")
+KERNELS = ("map_kernel", "stick_kernel", "map_gradient_kernel", "stick_gradient_kernel")
 NAMES = ("φ(q)", "φ(k)", "α", "S", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
 
 
@@ -237,7 +237,7 @@ def test_results_repeat_however_the_tokens_are_cut():
     expected = inputs.by_kernels()
     assert_equal(inputs.by_kernels(), expected)
     programs = front_triton.PROGRAMS
-    front_triton.PROGRAMS = 1
+    front_triton.PROGRAMS = dict.fromkeys(programs, 1)
     try:
         got = inputs.by_kernels()
     finally:
@@ -245,6 +245,26 @@ def test_results_repeat_however_the_tokens_are_cut():
     for i, (name, x, y) in enumerate(zip(NAMES, got, expected, strict=True)):
         if i in (0, 1, 2, 4):  # of each token by itself
             assert torch.equal(x, y), name
+        assert relative_error(x, y) < 1e-6, name
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@interpreted
+def test_images_below_each_other_are_as_images_apart(masked):
+    from ripple_attention.ops import front_triton
+
+    inputs = Inputs(Case((5, 7), batch=3, masked=masked), torch.float32)
+    q, k, v = inputs.qkv.unbind(3)
+    settings = inputs.parameters, inputs.case.options, inputs.mask
+    *expected, state = front_triton.front_forward(q, k, v, *settings)
+    *got, none = front_triton.front_forward(q, k, v, *settings, sums=False)
+    assert state is not None and none is None
+    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    expected = inputs.by_kernels()
+    spread = torch.empty(3, 6, 7, *inputs.qkv.shape[3:])[:, 1:].copy_(inputs.qkv)  # a row between
+    got = inputs.by_kernels(spread)
+    assert torch.equal(got[4], expected[4])
+    for name, x, y in zip(NAMES[5:], got[5:], expected[5:], strict=True):
         assert relative_error(x, y) < 1e-6, name
 
 
@@ -306,7 +326,7 @@ def test_wide_heads_are_refused():
     ],
     ids=str,
 )
-def test_both_kernels_compile(monkeypatch, capability, dtype, width, hardware):
+def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware):
     from triton.runtime.driver import driver
 
     from ripple_attention.ops import front_triton
@@ -320,10 +340,11 @@ def test_both_kernels_compile(monkeypatch, capability, dtype, width, hardware):
     case = Case((32, 32), width, width, masked=hardware)
     inputs = Inputs(case, dtype)
     inputs.by_kernels()
-    assert [name for name, _ in compiled] == list(KERNELS)
+    assert list(dict.fromkeys(name for name, _ in compiled)) == list(KERNELS)
     for name, binary in compiled:
         assert len(binary.asm["cubin"]) > 0
         limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
         assert binary.metadata.shared <= limit * 1024, name
-        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32)
-        assert ("sin.approx" in binary.asm["ptx"]) == hardware
+        products = dtype != torch.float32 and name != "stick_kernel"
+        assert ("mma" in binary.asm["ptx"]) == products
+        assert ("sin.approx" in binary.asm["ptx"]) == (hardware and name.startswith("map"))

@@ -36,7 +36,7 @@ class OpBenchmark:
     dtype: str = "float32"
     device: str = "cpu"
     rounds: int = 7
-    patience: float = 20.0
+    patience: float = 5.0
     seed: int = 0
 
 

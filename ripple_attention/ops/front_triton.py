@@ -1,4 +1,4 @@
-"""The front of a ripple-attention layer in one Triton kernel, and its gradient in another.
+"""The front of a ripple-attention layer as Triton kernels, and its gradient.
 
 From q, k and v, as they lie in one qkv projection, to what the attention itself takes:
 
@@ -6,7 +6,8 @@ From q, k and v, as they lie in one qkv projection, to what the attention itself
     α    = the stick of `stick_breaking`, halted as by `halt`, with o_g = ⟨P v + p, e_g⟩
     S    = Σ_j φ(k_j) [v_j, 1]ᵀ over each image
 
-Inputs are read once, and only results are written. Two turns make that cheap:
+One kernel maps queries, or keys with their sums; one breaks sticks. (All in one holds twice the
+registers, and half the programs run at a time.) Only results are written. Two turns make it cheap:
 - The length of x is a factor on its angles, W₁x̂ = scale·W₁x: products take x, which is exact.
 - o_g = ⟨v, Pᵀe_g⟩ + ⟨p, e_g⟩: one vector for each head and stick, and P costs no token anything.
   In backward, the sums Σ ∂o_g v and Σ ∂o_g give the gradients of P, p and e.
@@ -23,7 +24,7 @@ exponents would be too few, tf32 parts, with as many bits. How many parts:
 | Σ φ(k)vᵀ | exact | φ(k) as it is written |
 | Σ ∂o vᵀ | ∂o in two, v exact | it is small |
 
-Products of float32 inputs follow `FLOAT32_PRECISION`. Logits and sticks use no tensor cores.
+Products of float32 inputs follow `PRECISIONS`. Logits and sticks use no tensor cores.
 This module imports triton: import it where it is used.
 """
 
@@ -257,51 +258,62 @@ def _break_stick(value, vectors, constants, threshold, OFFSETS: tl.constexpr):
 
 
 @triton.jit
-def front_kernel(
-    first, q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, phi_q, phi_k, alpha, partial,
-    q_strides, k_strides, v_strides, mask_strides, phi_strides, alpha_strides,
-    L, chunks, factor, threshold, N: tl.constexpr,
+def map_kernel(
+    first, x, v, mask, w1, w2, b2, phi, partial, x_strides, v_strides, mask_strides, phi_strides,
+    L, chunks, factor, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
-    PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    HARDWARE: tl.constexpr,
+    UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr, KEYS: tl.constexpr,
+    SUMS: tl.constexpr,
 ):
-    """φ(q), φ(k) and α of a chunk of one head, and its share of Sᵀ, (D+1, M)."""
+    """φ(x) of a chunk of one head; with SUMS, its share of Sᵀ, (D+1, M)."""
     dtype: tl.constexpr = v.dtype.element_ty
-    groups: tl.constexpr = len(OFFSETS) + 1
     b, n, chunk = _chunk(first, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
-    vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
-    feature, group = tl.arange(0, PADDED_M), tl.arange(0, PADDED_G)
-
     total = tl.zeros((PADDED_D, PADDED_M), tl.float32)
     ones = tl.zeros((TOKENS, PADDED_M), tl.float32)  # summed over tokens once, at the end
     for block in range(BLOCKS):
         at, inside, present = _tokens(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
-        for i in tl.static_range(2):  # queries, then keys
-            there = (inside, present)[i]
-            x = _load((q, k)[i], (q_strides, k_strides)[i], at, there, D, PADDED_D)
-            z = _features(x, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
-            phi = tl.where(there[:, None], tl.maximum(z, 0.0), 0.0).to(dtype)
-            _store((phi_q, phi_k)[i], phi_strides, at, inside, phi, M, PADDED_M)
+        there = present if KEYS else inside
+        token = _load(x, x_strides, at, there, D, PADDED_D)
+        z = _features(token, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
+        features = tl.where(there[:, None], tl.maximum(z, 0.0), 0.0).to(dtype)
+        _store(phi, phi_strides, at, inside, features, M, PADDED_M)
+        if SUMS:
+            value = _load(v, v_strides, at, present, D, PADDED_D)
+            total = tl.dot(tl.trans(value), features, total, input_precision=PRECISION)
+            ones += features.to(tl.float32)
+    if SUMS:
+        feature = tl.arange(0, PADDED_M)
+        start = partial + ((b * chunks + chunk) * N + n) * ((D + 1) * M)
+        _store_matrix(start, M, total, D, M)
+        tl.store(start + D * M + feature, tl.sum(ones, 0), mask=feature < M)
 
-        value = _load(v, v_strides, at, present, D, PADDED_D)
-        total = tl.dot(tl.trans(value), phi, total, input_precision=PRECISION)
-        ones += phi.to(tl.float32)
-        if groups > 1:
-            _, _, weights, merged, _, share = _break_stick(
-                value.to(tl.float32), vectors, constants, threshold, OFFSETS)
-            # One store of whole rows: one for each group would touch the same sectors G times.
-            rows = tl.zeros((TOKENS, PADDED_G), tl.float32)
-            for g in tl.static_range(groups):
-                weight = tl.where(merged[g], share, weights[g])
-                rows = tl.where((group == g)[None, :], weight[:, None], rows)
-            _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
 
-    start = partial + ((b * chunks + chunk) * N + n) * ((D + 1) * M)
-    _store_matrix(start, M, total, D, M)
-    tl.store(start + D * M + feature, tl.sum(ones, 0), mask=feature < M)
+@triton.jit
+def stick_kernel(
+    first, v, mask, proj_w, proj_b, embedding, alpha, v_strides, mask_strides, alpha_strides,
+    L, threshold, N: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_G: tl.constexpr,
+    OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+):
+    """α of a chunk of one head."""
+    groups: tl.constexpr = len(OFFSETS) + 1
+    b, n, chunk = _chunk(first, N)
+    vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
+    group = tl.arange(0, PADDED_G)
+    for block in range(BLOCKS):
+        at, inside, present = _tokens(
+            chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
+        value = _load(v, v_strides, at, present, D, PADDED_D).to(tl.float32)
+        _, _, weights, merged, _, share = _break_stick(
+            value, vectors, constants, threshold, OFFSETS)
+        # One store of whole rows: one for each group would touch the same sectors G times.
+        rows = tl.zeros((TOKENS, PADDED_G), tl.float32)
+        for g in tl.static_range(groups):
+            weight = tl.where(merged[g], share, weights[g])
+            rows = tl.where((group == g)[None, :], weight[:, None], rows)
+        _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
 
 
 @triton.jit
@@ -336,19 +348,47 @@ def _feature_gradient(
 
 
 @triton.jit
-def front_gradient_kernel(
-    first, grad_phi_q, grad_phi_k, grad_alpha, grad_value,
-    q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, grad_q, grad_k, grad_v, partial,
-    grad_phi_q_strides, grad_phi_k_strides, grad_alpha_strides, grad_value_strides,
-    q_strides, k_strides, v_strides, mask_strides, grad_q_strides, grad_k_strides, grad_v_strides,
-    L, chunks, factor, threshold, N: tl.constexpr,
+def map_gradient_kernel(
+    first, grad_phi, x, mask, w1, w2, b2, grad_x, partial,
+    grad_phi_strides, x_strides, mask_strides, grad_x_strides,
+    L, chunks, factor, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
-    PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, UNIT: tl.constexpr, MASKED: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr,
-    HARDWARE: tl.constexpr,
+    UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr, KEYS: tl.constexpr,
 ):
-    """∂q, ∂k, ∂v of a chunk of one head, and its share of the parameters' gradients, a row of
-    ∂W₁ (D·D), ∂W₂ (M·2D), ∂b₂ (M), Σ ∂o_g v ((G−1)·D) and Σ ∂o_g (G−1).
+    """∂x of a chunk of one head, and its share of the map's gradients, a row of ∂W₁ (D·D),
+    ∂W₂ (M·2D) and ∂b₂ (M)."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    b, n, chunk = _chunk(first, N)
+    maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
+    half = tl.zeros((PADDED_M, PADDED_D), tl.float32)
+    totals = (tl.zeros((PADDED_D, PADDED_D), tl.float32), half, half,
+              tl.zeros((16, PADDED_M), tl.float32))
+    for block in range(BLOCKS):
+        at, inside, present = _tokens(
+            chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
+        there = present if KEYS else inside
+        upstream = _load(grad_phi, grad_phi_strides, at, there, M, PADDED_M)
+        token = _load(x, x_strides, at, there, D, PADDED_D)
+        gradient, totals = _feature_gradient(
+            token, upstream, totals, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)
+        _store(grad_x, grad_x_strides, at, inside, gradient, D, PADDED_D)
+    start = partial + ((b * chunks + chunk) * N + n) * (D * D + 2 * D * M + M)
+    _store_matrix(start, D, totals[0], D, D)
+    _store_matrix(start + D * D, 2 * D, totals[1], M, D)
+    _store_matrix(start + D * D + D, 2 * D, totals[2], M, D)
+    _store_matrix(start + D * D + 2 * D * M, M, totals[3], 1, M)
+
+
+@triton.jit
+def stick_gradient_kernel(
+    first, grad_alpha, grad_value, v, mask, proj_w, proj_b, embedding, grad_v, partial,
+    grad_alpha_strides, grad_value_strides, v_strides, mask_strides, grad_v_strides,
+    L, chunks, threshold, N: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
+    PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+):
+    """∂v of a chunk of one head, and its share of a row of Σ ∂o_g v ((G−1)·D) and Σ ∂o_g (G−1).
 
     With h_g = ∂α_g, averaged over merged groups, and t_g = α_g h_g of the stick before halting:
     ∂o_g = (1−s_g) t_g − s_g Σ_{g'>g} t_g',  ∂v += Σ_g ∂o_g Pᵀe_g.
@@ -356,64 +396,40 @@ def front_gradient_kernel(
     dtype: tl.constexpr = v.dtype.element_ty
     groups: tl.constexpr = len(OFFSETS) + 1
     b, n, chunk = _chunk(first, N)
-    maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
     vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
     group = tl.arange(0, PADDED_G)
-
-    half = tl.zeros((PADDED_M, PADDED_D), tl.float32)
-    totals = (tl.zeros((PADDED_D, PADDED_D), tl.float32), half, half,
-              tl.zeros((16, PADDED_M), tl.float32))
     vector_total = tl.zeros((PADDED_G, PADDED_D), tl.float32)
     constant_total = tl.zeros((TOKENS, PADDED_G), tl.float32)  # summed once, at the end
     for block in range(BLOCKS):
         at, inside, present = _tokens(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
-        for i in tl.static_range(2):  # queries, then keys
-            there = (inside, present)[i]
-            strides = (grad_phi_q_strides, grad_phi_k_strides)[i]
-            upstream = _load((grad_phi_q, grad_phi_k)[i], strides, at, there, M, PADDED_M)
-            x = _load((q, k)[i], (q_strides, k_strides)[i], at, there, D, PADDED_D)
-            gradient, totals = _feature_gradient(
-                x, upstream, totals, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)
-            strides = (grad_q_strides, grad_k_strides)[i]
-            _store((grad_q, grad_k)[i], strides, at, inside, gradient, D, PADDED_D)
-
         gradient = _load(grad_value, grad_value_strides, at, present, D, PADDED_D).to(tl.float32)
-        if groups > 1:
-            value = _load(v, v_strides, at, present, D, PADDED_D)
-            sticks, others, weights, merged, count, _ = _break_stick(
-                value.to(tl.float32), vectors, constants, threshold, OFFSETS)
-            upstreams = ()
-            mean = tl.zeros_like(count)
-            for g in tl.static_range(groups):
-                pointers = _rows(grad_alpha, grad_alpha_strides, at) + g * grad_alpha_strides[4]
-                upstream = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
-                upstreams = upstreams + (upstream,)
-                mean += tl.where(merged[g], upstreams[g], 0.0)
-            mean /= count
-            later = weights[groups - 1] * tl.where(merged[groups - 1], mean, upstreams[groups - 1])
-            columns = tl.zeros((TOKENS, PADDED_G), tl.float32)  # ∂o
-            for g in tl.static_range(groups - 2, -1, -1):
-                here = weights[g] * tl.where(merged[g], mean, upstreams[g])
-                logit = others[g] * here - sticks[g] * later
-                later += here
-                gradient += logit[:, None] * vectors[g][None, :]
-                columns = tl.where((group == g)[None, :], logit[:, None], columns)
-            constant_total += columns
-            parts, exact = _parts(tl.trans(columns), dtype, 2), _rounded(value, dtype)
-            for i in tl.static_range(len(parts) - 1, -1, -1):
-                vector_total = tl.dot(parts[i], exact, vector_total, input_precision=PRECISION)
-            gradient = tl.where(present[:, None], gradient, 0.0)
+        value = _load(v, v_strides, at, present, D, PADDED_D)
+        sticks, others, weights, merged, count, _ = _break_stick(
+            value.to(tl.float32), vectors, constants, threshold, OFFSETS)
+        upstreams = ()
+        mean = tl.zeros_like(count)
+        for g in tl.static_range(groups):
+            pointers = _rows(grad_alpha, grad_alpha_strides, at) + g * grad_alpha_strides[4]
+            upstream = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
+            upstreams = upstreams + (upstream,)
+            mean += tl.where(merged[g], upstreams[g], 0.0)
+        mean /= count
+        later = weights[groups - 1] * tl.where(merged[groups - 1], mean, upstreams[groups - 1])
+        columns = tl.zeros((TOKENS, PADDED_G), tl.float32)  # ∂o
+        for g in tl.static_range(groups - 2, -1, -1):
+            here = weights[g] * tl.where(merged[g], mean, upstreams[g])
+            logit = others[g] * here - sticks[g] * later
+            later += here
+            gradient += logit[:, None] * vectors[g][None, :]
+            columns = tl.where((group == g)[None, :], logit[:, None], columns)
+        constant_total += columns
+        parts, exact = _parts(tl.trans(columns), dtype, 2), _rounded(value, dtype)
+        for i in tl.static_range(len(parts) - 1, -1, -1):
+            vector_total = tl.dot(parts[i], exact, vector_total, input_precision=PRECISION)
+        gradient = tl.where(present[:, None], gradient, 0.0)
         _store(grad_v, grad_v_strides, at, inside, gradient, D, PADDED_D)
-
-    numbers = D * D + 2 * D * M + M + (groups - 1) * (D + 1)
-    start = partial + ((b * chunks + chunk) * N + n) * numbers
-    _store_matrix(start, D, totals[0], D, D)
-    _store_matrix(start + D * D, 2 * D, totals[1], M, D)
-    _store_matrix(start + D * D + D, 2 * D, totals[2], M, D)
-    start += D * D + 2 * D * M
-    _store_matrix(start, M, totals[3], 1, M)
-    start += M
+    start = partial + ((b * chunks + chunk) * N + n) * ((groups - 1) * (D + 1))
     _store_matrix(start, D, vector_total, groups - 1, D)
     start += (groups - 1) * D
     tl.store(start + group, tl.sum(constant_total, 0), mask=group < groups - 1)
@@ -450,8 +466,8 @@ class FrontOptions(NamedTuple):
 
 def front_forward(
     q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, options: FrontOptions,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    mask: Tensor | None = None, sums: bool = True,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     """Features of queries and keys, spatial weights, and the sums over each image.
 
     Args:
@@ -460,29 +476,43 @@ def front_forward(
         parameters, options: Of the feature map and the weights.
         mask: Bool (B, H, W), True for padded tokens: their k and v count as 0, whatever stands
             there, and their φ(k) is 0. (v itself stays as it is: a NaN in it is the caller's.)
+        sums: Whether S is asked for.
 
     Returns:
         φ(q) and φ(k), (B, H, W, N, M), in the type of q; α (B, H, W, N, G) in float32, or None;
         S = Σ φ(k)[v, 1]ᵀ (B, N, M, D+1) in float32, of the φ(k) that is returned, as a transposed
-        view: its `.mT` is contiguous. Results repeat bit for bit.
+        view: its `.mT` is contiguous; or None. Results repeat bit for bit.
     """
     q, k, v = (_flat(x) for x in (q, k, v))
     parameters, mask = _checked(q, k, v, parameters, mask)
+    tokens, M, groups = v.shape[:-1], parameters.w2.shape[0], parameters.sticks + 1
+    if not sums:
+        q, k, v, mask = _as_one_image(q, k, v, mask)
     B, H, W, N, D = v.shape
-    M, groups = parameters.w2.shape[0], parameters.sticks + 1
-    chunks, arguments, launch = _choose(v, parameters, options, mask is not None, backward=False)
+    plan = _choose("map", v, M)
+    chunks = plan.chunks
     phi_q, phi_k = (v.new_empty(B, H, W, N, M) for _ in range(2))
     alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if groups > 1 else None
-    partial = v.new_empty(B, chunks, N, D + 1, M, dtype=torch.float32)
+    partial = v.new_empty(B, chunks if sums else 0, N, D + 1, M, dtype=torch.float32)
     if v.numel():
         with torch.cuda.device_of(v):
-            _launch(
-                front_kernel, (N, chunks, B),
-                q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
-                q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
-                *arguments, **launch)
-    state = partial[:, 0] if chunks == 1 else partial.sum(1)  # (B, N, D+1, M)
-    return phi_q, phi_k, alpha, state.mT
+            for x, phi, keys in ((q, phi_q, False), (k, phi_k, True)):
+                _launch(
+                    map_kernel, (N, chunks, B),
+                    x, v, mask, *parameters[:3], phi, partial,
+                    x.stride(), v.stride(), _strides(mask), phi.stride(),
+                    *_map_arguments(plan, v, M, options, mask), keys, keys and sums, **plan.launch)
+            if alpha is not None:
+                plan = _choose("stick", v, M)
+                _launch(
+                    stick_kernel, (N, plan.chunks, B),
+                    v, mask, *parameters[3:], alpha, v.stride(), _strides(mask), alpha.stride(),
+                    H * W, *_stick_arguments(plan, v, groups, options, mask), **plan.launch)
+    alpha = None if alpha is None else alpha.view(*tokens, groups)
+    state = None
+    if sums:  # (B, N, D+1, M)
+        state = (partial[:, 0] if chunks == 1 else partial.sum(1)).mT
+    return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha, state
 
 
 def front_backward(
@@ -511,28 +541,49 @@ def front_backward(
     grad_phi_q, grad_phi_k, grad_v = (_flat(x) for x in (grad_phi_q, grad_phi_k, grad_v))
     grad_alpha = None if grad_alpha is None else _flat(grad_alpha)
     parameters, mask = _checked(q, k, v, parameters, mask)
-    B, H, W, N, D = v.shape
     M, sticks = parameters.w2.shape[0], parameters.sticks
-    chunks, arguments, launch = _choose(v, parameters, options, mask is not None, backward=True)
-    out = v.new_empty(B, H, W, 3, N, D) if out is None else out
+    out = v.new_empty(*v.shape[:3], 3, *v.shape[3:]) if out is None else out
+    results = out.unbind(3)
+    q, k, v, mask, grad_phi_q, grad_phi_k, grad_alpha, grad_v, out = _as_one_image(
+        q, k, v, mask, grad_phi_q, grad_phi_k, grad_alpha, grad_v, out)
     grads = out.unbind(3)
-    widths = [D * D, 2 * D * M, M, sticks * D, sticks]
-    partial = v.new_empty(B * chunks, N, sum(widths), dtype=torch.float32)
-    if v.numel():
-        with torch.cuda.device_of(v):
-            _launch(
-                front_gradient_kernel, (N, chunks, B),
-                grad_phi_q, grad_phi_k, grad_alpha, grad_v, q, k, v, mask, *parameters, *grads,
-                partial, grad_phi_q.stride(), grad_phi_k.stride(), _strides(grad_alpha),
-                grad_v.stride(), q.stride(), k.stride(), v.stride(), _strides(mask),
-                *(x.stride() for x in grads), *arguments, **launch)
-    grad_parameters = _parameter_gradients(partial.sum(0).split(widths, 1), parameters)
-    return grads[0], grads[1], grads[2], grad_parameters
+    B, H, W, N, D = v.shape
+    plan = _choose("map gradient", v, M)
+    widths = [D * D, 2 * D * M, M]
+    make = v.new_empty if v.numel() else v.new_zeros
+    partial = make(2, B * plan.chunks, N, sum(widths), dtype=torch.float32)
+    sums: tuple[Tensor, ...] = ()
+    with torch.cuda.device_of(v):
+        if v.numel():
+            for i, (x, grad) in enumerate(((q, grad_phi_q), (k, grad_phi_k))):
+                _launch(
+                    map_gradient_kernel, (N, plan.chunks, B),
+                    grad, x, mask, *parameters[:3], grads[i], partial[i],
+                    grad.stride(), x.stride(), _strides(mask), grads[i].stride(),
+                    *_map_arguments(plan, v, M, options, mask), i == 1, **plan.launch)
+        if grad_alpha is None:
+            grads[2].copy_(grad_v if mask is None else grad_v.masked_fill(mask[..., None, None], 0))
+        else:
+            plan = _choose("stick gradient", v, M)
+            stick_widths = [sticks * D, sticks]
+            of_sticks = make(B * plan.chunks, N, sum(stick_widths), dtype=torch.float32)
+            if v.numel():
+                _launch(
+                    stick_gradient_kernel, (N, plan.chunks, B),
+                    grad_alpha, grad_v, v, mask, *parameters[3:], grads[2], of_sticks,
+                    grad_alpha.stride(), grad_v.stride(), v.stride(), _strides(mask),
+                    grads[2].stride(), H * W, plan.chunks,
+                    *_stick_arguments(plan, v, sticks + 1, options, mask, 16), PRECISIONS[v.dtype],
+                    **plan.launch)
+            sums = of_sticks.sum(0).split(stick_widths, 1)
+    sums = (*partial.sum((0, 1)).split(widths, 1), *sums)
+    grad_parameters = _parameter_gradients(sums, parameters)
+    return results[0], results[1], results[2], grad_parameters
 # fmt: on
 
 
 def _parameter_gradients(sums: tuple[Tensor, ...], parameters: FrontParameters) -> FrontParameters:
-    """From the sums that `front_gradient_kernel` forms for each head, (N, …)."""
+    """From the sums that the kernels form for each head, (N, …)."""
     w1, w2, b2 = (x.sum(0).view_as(like) for x, like in zip(sums, parameters[:3], strict=False))
     weight, bias, embedding = parameters[3:]
     if weight is None or bias is None or embedding is None:
@@ -566,50 +617,93 @@ def _flat(x: Tensor) -> Tensor:
     return _dense_channels(x) if flat else x.contiguous()
 
 
+def _as_one_image(*tensors: Any) -> Any:
+    """Tensors (B, H, W, …) with all images below each other, (1, B·H, W, …), if all of them lie so.
+
+    An image's tokens rarely fill whole blocks; all images' do.
+    """
+    B, H, W = tensors[0].shape[:3]
+    apart = any(x is not None and x.stride(0) != H * W * x.stride(2) for x in tensors)
+    # A single column's stride is anything; chunks are numbered by 16 bits.
+    if B == 1 or W == 1 or apart or B * H * W > 2**24:
+        return tensors
+    return tuple(None if x is None else x.flatten(0, 1)[None] for x in tensors)
+
+
 def _strides(x: Tensor | None) -> tuple[int, ...]:
     return (0,) if x is None else (*x.stride(), 0)  # a mask has no heads
 
 
 # Choices
 
-FLOAT32_PRECISION = "ieee"  # on plain units; or "tf32x3", near it, on tensor cores
+PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, on tensor cores
+    torch.float32: "ieee", torch.bfloat16: "tf32", torch.float16: "tf32",
+}  # fmt: skip
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without inline assembly
 HARDWARE_SINES = True  # for half-precision inputs, whose rounding is far larger than theirs
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
-PROGRAMS, MAX_BLOCKS = 512, 16  # programs to aim at, and blocks in one at the most
+# Programs to aim at (those of gradients write their shares of all parameters'), and blocks in one.
+PROGRAMS = {"map": 2048, "stick": 4096, "map gradient": 1024, "stick gradient": 2048}
+MAX_BLOCKS = 16
 
 
-def _choose(
-    v: Tensor, parameters: FrontParameters, options: FrontOptions, masked: bool, backward: bool
-) -> tuple[int, tuple[Any, ...], dict[str, int]]:
-    """Chunks of an image, the kernels' arguments from H on, and how to launch them; not timed."""
+class Plan(NamedTuple):
+    """How a kernel's tokens are divided, and how it is launched."""
+
+    tokens: int  # at once
+    blocks: int  # of so many tokens in a chunk
+    chunks: int  # of an image
+    launch: dict[str, int]
+
+
+def _choose(kernel: str, v: Tensor, num_features: int) -> Plan:
     B, H, W, N, D = v.shape
-    M, groups = parameters.w2.shape[0], parameters.sticks + 1
-    half = v.dtype != torch.float32
-    tokens, launch = _block_table(v.dtype, max(D, M), backward)
+    tokens, launch = _block_table(kernel, v.dtype, max(D, num_features))
     blocks = triton.cdiv(H * W, tokens)  # of one head of one image
-    share = min(B * N * blocks // PROGRAMS, MAX_BLOCKS, blocks)
+    share = min(B * N * blocks // PROGRAMS[kernel], MAX_BLOCKS, blocks)
     share = 1 << max(share.bit_length() - 1, 0)  # a power of two: few kernels to compile
-    chunks = triton.cdiv(blocks, share)
+    return Plan(tokens, share, triton.cdiv(blocks, share), launch)
+
+
+def _map_arguments(
+    plan: Plan, v: Tensor, M: int, options: FrontOptions, mask: Tensor | None
+) -> tuple[Any, ...]:
+    """The arguments of both kernels of the map from L on, but for KEYS."""
+    _, H, W, N, D = v.shape
+    half = v.dtype != torch.float32
     powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
     factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
-    offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
-    arguments = (
-        H * W, chunks, factor, options.halt_threshold, N,
-        D, M, _padded(D), _padded(M), max(triton.next_power_of_2(groups), 16 if backward else 1),
-        offsets, options.scaling.startswith("unit"), masked, tokens, share,
-        3 if v.dtype == torch.bfloat16 else 2,
-        "tf32" if half else FLOAT32_PRECISION, half and HARDWARE_SINES and not INTERPRETED,
+    return (
+        H * W, plan.chunks, factor, N, D, M, _padded(D), _padded(M),
+        options.scaling.startswith("unit"), mask is not None, plan.tokens, plan.blocks,
+        3 if v.dtype == torch.bfloat16 else 2, PRECISIONS[v.dtype],
+        half and HARDWARE_SINES and not INTERPRETED,
     )  # fmt: skip
-    return chunks, arguments, launch
 
 
-def _block_table(dtype: torch.dtype, wide: int, backward: bool) -> tuple[int, dict[str, int]]:
+def _stick_arguments(
+    plan: Plan, v: Tensor, groups: int, options: FrontOptions, mask: Tensor | None, least: int = 1
+) -> tuple[Any, ...]:
+    """The arguments of both kernels of the sticks from the threshold to BLOCKS."""
+    N, D = v.shape[3:]
+    offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
+    return (
+        options.halt_threshold, N, D, _padded(D), max(triton.next_power_of_2(groups), least),
+        offsets, mask is not None, plan.tokens, plan.blocks,
+    )  # fmt: skip
+
+
+def _block_table(kernel: str, dtype: torch.dtype, wide: int) -> tuple[int, dict[str, int]]:
     """Tokens at once and options of the launch, by the wider of heads and features."""
+    gradient = kernel.endswith("gradient")
+    if kernel.startswith("stick"):
+        if wide <= 32:
+            return 32, {"num_warps": 2 if gradient else 1, "num_stages": 1}
+        return 64, {"num_warps": 8, "num_stages": 1}
     if dtype == torch.float32:  # products on plain units hold whole rows in registers
         return 16, {"num_warps": 8, "num_stages": 2}
-    if wide <= 32:
-        return 64, {"num_warps": 4, "num_stages": 2, "maxnreg": 168}  # three programs at a time
-    if dtype == torch.float16:
-        return 16 if backward else 32, {"num_warps": 8, "num_stages": 2}
-    return 32, {"num_warps": 4 if backward else 2, "num_stages": 2}
+    if dtype == torch.float16 and wide > 32:  # float32 operands, twice as large
+        return 16 if gradient else 32, {"num_warps": 8, "num_stages": 2}
+    if gradient and wide <= 32 and dtype == torch.bfloat16:
+        return 64, {"num_warps": 2, "num_stages": 1}
+    return 32 if gradient and wide > 32 else 64, {"num_warps": 4, "num_stages": 1}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ripple_attention.ops.library import in_full_precision
-from ripple_attention.ops.triton_support import late
+from ripple_attention.ops.triton_support import is_whole, late
 
 MAX_WIDTH = 64  # of a head's channels and features, which the front keeps in registers
 
@@ -82,6 +82,8 @@ def _fake_linear(qkv: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> tuple[Tenso
 def _fake_ripple(qkv: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *first, state = _fake_linear(qkv, *rest)
     groups = rest[5].shape[1] + 1
+    if is_whole(qkv.shape[1], qkv.shape[2], rest[6]):
+        state = state.new_empty(0)
     return *first, first[1].new_empty(*first[1].shape, groups), state
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ripple_attention.functional import drop_empty_groups
@@ -13,6 +14,7 @@ from ripple_attention.ops.front_triton import (
 )
 from ripple_attention.ops.linear_triton import linear_triton_backward, linear_triton_forward
 from ripple_attention.ops.tiled_triton import tiled_triton_backward, tiled_triton_forward
+from ripple_attention.ops.triton_support import is_whole
 from ripple_attention.partition import Partition
 
 
@@ -20,16 +22,19 @@ def fused_ripple_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """See `ops.fused.fused_ripple_attention`.
 
     Returns:
-        The output (B, H, W, N, D), and for the backward pass: denominators, φ(q), φ(k), α and Sᵀ.
+        The output (B, H, W, N, D), and for the backward pass: denominators, φ(q), φ(k), α and Sᵀ,
+        which is empty where the grid is one window.
     """
     parameters, radii, options, eps = _sorted_out(rest)
     q, k, v = qkv.unbind(3)
-    phi_q, phi_k, alpha, state = front_forward(q, k, v, parameters, options, mask)
+    sums = not is_whole(qkv.shape[1], qkv.shape[2], radii)
+    phi_q, phi_k, alpha, state = front_forward(q, k, v, parameters, options, mask, sums)
+    state = v.new_empty(0, dtype=torch.float32) if state is None else state.mT
     assert alpha is not None
     if mask is not None:
         alpha = drop_empty_groups(alpha, Partition(radii), mask)
-    out, denominator = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps, state.mT)
-    return out, denominator, phi_q, phi_k, alpha, state.mT
+    out, denominator = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps, state)
+    return out, denominator, phi_q, phi_k, alpha, state
 
 
 def fused_ripple_backward(
@@ -68,6 +73,7 @@ def fused_linear_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     phi_q, phi_k, _, state = front_forward(
         q, k, v, FrontParameters(*parameters), FrontOptions(scaling), mask
     )
+    assert state is not None
     out, denominator = linear_triton_forward(phi_q, state.mT, eps)
     return out, denominator, phi_q, phi_k, state.mT
 

@@ -15,14 +15,15 @@ How half-precision inputs keep float32 sums: products of inputs are exact, so th
 cores as they are. A float32 factor is brought to what tensor cores take: bfloat16 for bfloat16
 inputs, 19-bit tf32 for float16 inputs, whose own exponents would be too few. Pairs are rounded;
 states, of which every query takes part, are cut in two, x = high + low. Denominators, whose
-differences decide what counts as zero (`ops.common.settle`), are summed without tensor cores.
+differences decide what counts as zero (`ops.common.settle`), keep all bits: pairs are summed
+without tensor cores, and the state's ones cut in three.
 
 This module imports triton; `ops/triton_support.py` says where it can run, and imports it late.
 """
 
 # Kernels have no types to declare, and Triton's tuples no unpacking.
 # mypy: allow-untyped-defs, disable-error-code=assignment
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, SIM300
 
 from dataclasses import dataclass
 from typing import Any
@@ -31,6 +32,8 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from ripple_attention.ops.triton_support import is_whole
 
 SMALLEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)  # of `safe_divide`
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
@@ -169,6 +172,27 @@ def _load_state(
 
 
 @triton.jit
+def _load_cut(
+    base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
+    LOW: tl.constexpr,
+):  # fmt: skip
+    """High or low parts of a head's sums, as `cut_kernel` writes them, (PADDED_E, PADDED_M)."""
+    start = base + head * ((2 * E + 3) * M) + (E * M if LOW else 0)
+    value, feature = tl.arange(0, PADDED_E)[:, None], tl.arange(0, PADDED_M)[None, :]
+    return tl.load(start + value * M + feature, mask=(value < E) & (feature < M), other=0.0)
+
+
+@triton.jit
+def _load_cut_ones(
+    base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, ROWS: tl.constexpr,
+):  # fmt: skip
+    """The three parts of the sum that belongs to the ones, and zeros: (ROWS, PADDED_M)."""
+    start = base + head * ((2 * E + 3) * M) + 2 * E * M
+    part, feature = tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED_M)[None, :]
+    return tl.load(start + part * M + feature, mask=(part < 3) & (feature < M), other=0.0)
+
+
+@triton.jit
 def _load_weights(pointers, inside, stride, RADII: tl.constexpr, WHOLE: tl.constexpr):
     """Weights of some queries: of each group with a box, and beyond the last box.
 
@@ -273,6 +297,23 @@ def _times_state(inputs, state):
 
 
 @triton.jit
+def _times_cut(
+    inputs, base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_E: tl.constexpr, FLIP: tl.constexpr,
+):  # fmt: skip
+    """inputs (tokens, E) @ the sums of a head; where FLIP, inputs (tokens, M) @ their transpose."""
+    precision: tl.constexpr = "ieee" if inputs.dtype == tl.float32 else "tf32"
+    total = tl.zeros((inputs.shape[0], PADDED_E if FLIP else PADDED_M), tl.float32)
+    for low in tl.static_range(1, -1, -1):
+        if inputs.dtype != tl.float32 or low == 0:
+            part = _load_cut(base, head, M, E, PADDED_M, PADDED_E, low == 1)
+            if FLIP:
+                part = tl.trans(part)
+            total = tl.dot(inputs.to(part.dtype), part, total, input_precision=precision)
+    return total
+
+
+@triton.jit
 def state_kernel(
     first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
     weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
@@ -290,7 +331,8 @@ def state_kernel(
     values += b * value_strides[0] + n * value_strides[3]
     weights += b * weight_strides[0] + n * weight_strides[3] + (GROUPS - 1) * weight_strides[4]
     total = tl.zeros((PADDED_E, PADDED_M), tl.float32)
-    ones = tl.zeros((TOKENS, PADDED_M), tl.float32)  # summed over tokens once, at the end
+    # Of the ones: 16 times the same by products, or all tokens apart, summed once, at the end.
+    ones = tl.zeros((TOKENS if BACKWARD else 16, PADDED_M), tl.float32)
     for block in range(BLOCKS):
         index = (chunk * BLOCKS + block) * TOKENS + tl.arange(0, TOKENS)
         inside = index < H * W
@@ -310,12 +352,49 @@ def state_kernel(
             ones += feature.to(tl.float32) * weight[:, None]
         else:
             total = tl.dot(tl.trans(value), feature, total, input_precision="ieee")
-            ones += feature.to(tl.float32)
+            one = tl.full((16, TOKENS), 1.0, tl.float32).to(feature.dtype)
+            ones = tl.dot(one, feature, ones, input_precision="ieee")
     start = partial + ((b * N + n) * chunks + chunk) * ((E + 1) * M)
     channel, m = tl.arange(0, PADDED_E), tl.arange(0, PADDED_M)
     mask = (channel < E)[:, None] & (m < M)[None, :]
     tl.store(start + channel[:, None] * M + m[None, :], total, mask=mask)
-    tl.store(start + E * M + m, tl.sum(ones, 0), mask=m < M)
+    tl.store(start + E * M + m, tl.sum(ones, 0) * (1.0 if BACKWARD else 0.0625), mask=m < M)
+
+
+@triton.jit
+def cut_kernel(
+    partial, cut, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
+    ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Adds up a head's chunks, and cuts the sum in parts for tensor cores, rows of M: the high
+    parts of its E rows, their low parts, and of the ones' row three parts, which are all its bits.
+
+    DTYPE: of the inputs that it is to meet. The parts of float32 are the sum itself, and zero.
+    """
+    head, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    size: tl.constexpr = (E + 1) * M
+    inside = index < size
+    chunk = tl.arange(0, 16)[:, None]
+    total = tl.zeros((16, BLOCK), tl.float32)
+    for step in range(ROUNDS):
+        at = step * 16 + chunk
+        start = partial + (head * chunks + at) * size
+        total += tl.load(start + index[None, :], mask=(at < chunks) & inside[None, :], other=0.0)
+    of_ones = inside & (index >= E * M)
+    high = tl.sum(total, 0)
+    rest = tl.zeros_like(high)
+    last = rest
+    if DTYPE != tl.float32:
+        exact = high
+        high = _parts(exact, DTYPE)[0]
+        rest = exact - high.to(tl.float32)
+        middle, last = _parts(rest, DTYPE)
+        rest = tl.where(of_ones, middle.to(tl.float32), rest)
+    cut += head * ((2 * E + 3) * M)
+    at = cut + tl.where(of_ones, index + E * M, index)
+    tl.store(at, high, mask=inside)
+    tl.store(at + tl.where(of_ones, M, E * M), rest.to(cut.dtype.element_ty), mask=inside)
+    tl.store(at + 2 * M, last, mask=of_ones)
 
 
 @triton.jit
@@ -368,16 +447,21 @@ def forward_kernel(
     result = total + eps
     blind = inside != inside  # none
     if not WHOLE:
-        sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
-        numerator += rest[:, None] * _times_state(query, tl.trans(sums))
-        far = rest * tl.sum(query.to(tl.float32) * ones[None, :], 1)
+        far = _times_cut(query, state, b * N + n, M, E, PADDED_M, PADDED_E, True)
+        numerator += rest[:, None] * far
+        ones = _load_cut_ones(state, b * N + n, M, E, PADDED_M, 16)
+        far = tl.dot(
+            query.to(ones.dtype),
+            tl.trans(ones),
+            input_precision="ieee" if query.dtype == tl.float32 else "tf32",
+        )
+        far = rest * tl.sum(far, 1)
         result += far
         rounding = ROUNDING * (tl.abs(total) + tl.abs(far))
         result = tl.where(tl.abs(result) <= rounding, 0.0, result)
         blind = tl.abs(total + far) <= rounding  # sees nothing: the numerator is rounding, too
     scale = _inverse(result)
-    nothing = (scale == 0) | blind
-    numerator = tl.where(nothing[:, None], 0.0, numerator * scale[:, None])
+    numerator = tl.where(((scale == 0) | blind)[:, None], 0.0, numerator) * scale[:, None]
     corner = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
     _store(out + corner * E, token, inside, numerator, E, PADDED_E)
@@ -477,8 +561,9 @@ def query_gradient_kernel(
             whole += tl.sum(tl.where(far_across > RADII[len(RADII) - 1], across_sums, 0.0), 1)
 
     if not WHOLE:
-        sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
-        far_pull = _times_state(upstream, sums) - projection[:, None] * ones[None, :]
+        ones = tl.sum(_load_cut_ones(state, b * N + n, M, E, PADDED_M, 4).to(tl.float32), 0)
+        far_pull = _times_cut(upstream, state, b * N + n, M, E, PADDED_M, PADDED_E, False)
+        far_pull -= projection[:, None] * ones[None, :]
         gradient += rest[:, None] * far_pull
         whole = tl.sum(query.to(tl.float32) * far_pull, 1)
     _store(grad_q + corner * M, token, inside, scale[:, None] * gradient, M, PADDED_M)
@@ -555,9 +640,11 @@ def key_gradient_kernel(
             token_row += STEP * W * N
 
     if not WHOLE:
-        sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
-        key_gradient += _times_state(value, sums) + ones[None, :]
-        value_gradient += _times_state(key, tl.trans(sums))
+        head = b * N + n
+        ones = tl.sum(_load_cut_ones(state, head, M, E, PADDED_M, 4).to(tl.float32), 0)
+        far = _times_cut(value, state, head, M, E, PADDED_M, PADDED_E, False)
+        key_gradient += far + ones[None, :]
+        value_gradient += _times_cut(key, state, head, M, E, PADDED_M, PADDED_E, True)
     first_token = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
     _store(grad_k + first_token * M, token, inside, key_gradient, M, PADDED_M)
@@ -586,11 +673,10 @@ def tiled_triton_forward(
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
     plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
-        if state is None and not plan.whole:
-            state = _sum_state(k, v, spatial_weights)
+        cut = None if plan.whole else _cut_state(k, v, spatial_weights, state=state)
         _launch(
             forward_kernel, plan.grid,
-            q, k, v, spatial_weights, state, out, denominator,
+            q, k, v, spatial_weights, cut, out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
             *v.shape[1:3], eps, *plan.constants, **plan.options,
         )  # fmt: skip
@@ -618,33 +704,52 @@ def tiled_triton_backward(
     by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
-        if state is None and not by_query.whole:
-            state = _sum_state(k, v, spatial_weights)
+        cut = None if by_query.whole else _cut_state(k, v, spatial_weights, state=state)
         _launch(
             query_gradient_kernel, by_query.grid,
-            grad, q, k, v, spatial_weights, out, denominator, state, delta, inverse, scaled,
+            grad, q, k, v, spatial_weights, out, denominator, cut, delta, inverse, scaled,
             grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
             *by_query.constants, **by_query.options,
         )  # fmt: skip
-        state = None if by_key.whole else _sum_state(q, grad, spatial_weights, delta, inverse)
+        cut = None if by_key.whole else _cut_state(q, grad, spatial_weights, delta, inverse)
         _launch(
-            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, state,
+            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, cut,
             grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
             **by_key.options,
         )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3]
 
 
-def _sum_state(
-    features: Tensor, values: Tensor, spatial_weights: Tensor,
-    delta: Tensor | None = None, inverse: Tensor | None = None,
-) -> Tensor:  # fmt: skip
+def _sum_state(*inputs: Any) -> Tensor:
     """S of keys and values, or T of queries and gradients: (B, N, E+1, M) in float32.
 
     Chunks are summed in a fixed order, so results repeat bit for bit.
     """
+    partial = _sum_chunks(*inputs)
+    return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
+
+
+def _cut_state(features: Tensor, *others: Any, state: Tensor | None = None) -> Tensor:
+    """The same in parts, (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is known."""
+    partial = _sum_chunks(features, *others) if state is None else state[:, :, None]
+    B, N, chunks, rows, M = partial.shape
+    half = features.dtype == torch.bfloat16
+    cut = partial.new_empty(B, N, 2 * rows + 1, M, dtype=torch.bfloat16 if half else torch.float32)
+    rounds, block = triton.next_power_of_2(triton.cdiv(chunks, 16)), 128
+    cut_kernel[(B * N, triton.cdiv(rows * M, block))](
+        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, num_warps=4
+    )
+    return cut
+
+
+def _sum_chunks(
+    features: Tensor, values: Tensor, spatial_weights: Tensor,
+    delta: Tensor | None = None, inverse: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M)."""
     (B, H, W, N, M), E = features.shape, values.shape[-1]
-    tokens, blocks, warps = _choose_state(H * W, max(M, E) * features.element_size())
+    backward, wide = delta is not None, max(M, E) * features.element_size()
+    tokens, blocks, options = _choose_state(B * N, H * W, wide, backward)
     chunks = triton.cdiv(H * W, tokens * blocks)
     flat = all(x.stride(1) == W * x.stride(2) for x in (features, values, spatial_weights))
     partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
@@ -653,9 +758,9 @@ def _sum_state(
         features, values, spatial_weights, delta, inverse, partial,
         features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
         N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks, flat,
-        delta is not None, num_warps=warps, num_stages=1,
+        backward, **options,
     )  # fmt: skip
-    return partial[:, :, 0] if chunks == 1 else partial.sum(2)
+    return partial
 
 
 def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
@@ -681,15 +786,16 @@ def _padded_groups(radii: list[int]) -> int:
 
 # Choices
 
-# Grids of up to so many tokens are one window: all pairs cost less than launches for a far part.
-WHOLE_TOKENS = 384
-
 # Cut pairs in two as well (see above), a tenth slower. Rounded, they keep 8 bits (tf32: 11), which
-# is felt where a window's mass is subtracted again, its weight being less than the rest's.
+# is felt where a window's mass is subtracted again, its weight being less than the rest's; and
+# where one pair is all there is, so grids of up to so many tokens have them cut anyway.
 SPLIT_PAIRS = False
+SPLIT_TOKENS = 64
 
-# Tokens whose sums one program forms.
-STATE_TOKENS = 512
+# Programs that form sums, all at once, where each has from 256 to 2,048 tokens to sum.
+STATE_PROGRAMS = 768
+
+TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True)
@@ -709,7 +815,7 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     Both roles of the backward pass see the same grids as WHOLE.
     """
     (B, H, W, N, M), E, reach = q.shape, v.shape[-1], radii[-1]
-    whole = max(WHOLE_TOKENS, (8 + 2 * reach) ** 2) >= H * W
+    whole = is_whole(H, W, radii)
     rows, columns, step, options = _tile_table(role, v.dtype, max(_padded(M), _padded(E)), whole)
     height, width = rows + 2 * reach, columns + 2 * reach
     grid = N * triton.cdiv(W, columns), triton.cdiv(H, rows), B
@@ -727,7 +833,8 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     wide = max(*reached, (B * H + height) * (W + width) * N * max(M, E, groups)) >= 2**31
     constants = (
         N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
-        step, span, triton.cdiv(width, span), height, whole, wide, SPLIT_PAIRS,
+        step, span, triton.cdiv(width, span), height, whole, wide,
+        SPLIT_PAIRS or H * W <= SPLIT_TOKENS,
     )  # fmt: skip
     fills_warps = groups * step * span >= 32 * options["num_warps"]
     gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
@@ -756,14 +863,19 @@ def _tile_table(
     if role == "key":
         if wide > 32:
             return 8, 8, 2, {"num_warps": 4, "num_stages": 3}
-        return 4, 8, 2 if whole else 1, {"num_warps": 1, "num_stages": 3}
+        return 4, 8, 2, {"num_warps": 1, "num_stages": 3}
     if whole:
         return 4, 8, 2 if role == "forward" else 1, {"num_warps": 2, "num_stages": 3}
     registers = 96 if role == "forward" and wide <= 32 else 128  # more programs at a time
     return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": registers}
 
 
-def _choose_state(tokens: int, wide: int) -> tuple[int, int, int]:
-    """Tokens at once, how often, and warps of `state_kernel`, by bytes of its wider input."""
+def _choose_state(
+    heads: int, tokens: int, wide: int, backward: bool
+) -> tuple[int, int, dict[str, int]]:
+    """Tokens at once, how often, and the launch of `state_kernel`, by bytes of its wider input."""
     block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
-    return block, triton.cdiv(min(tokens, STATE_TOKENS), block), warps
+    programs = 2 * STATE_PROGRAMS if backward else STATE_PROGRAMS
+    share = min(max(heads * tokens // programs, 256), 2048, tokens)
+    blocks = triton.next_power_of_2(triton.cdiv(share, block))  # few kernels to compile
+    return block, blocks, {"num_warps": warps, "num_stages": 2 if backward else 1}

@@ -4,7 +4,7 @@
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
@@ -14,6 +14,9 @@ import torch
 # The window is walked for every tile: beyond this reach, tables and PyTorch's products are better.
 MAX_REACH = 16
 MAX_WIDTH = 128
+
+# Grids of up to so many tokens are one window: all pairs cost less than launches for a far part.
+WHOLE_TOKENS = 384
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 OTHERS = "'auto', 'tiled', 'table' or 'naive' can run"
@@ -59,6 +62,11 @@ def _machine_refusal(kind: str, index: int | None) -> str:
 
 # `torch.compiler.assume_constant_result` does this, but imports torch._dynamo, and so triton.
 _machine_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def is_whole(height: int, width: int, radii: Sequence[int]) -> bool:
+    """Whether `tiled_triton` takes a grid as one window, with no far part."""
+    return max(WHOLE_TOKENS, (8 + 2 * radii[-1]) ** 2) >= height * width
 
 
 def auto_takes_kernels(
