@@ -170,6 +170,8 @@ def main() -> None:
         sys.exit(1)
     except (ValueError, RuntimeError, OSError) as error:
         message = str(error)
+        if isinstance(error, OSError) and error.filename:
+            message = f"{error.filename} cannot be read or written: {error.strerror}"
         if message.startswith("Caught ") and "worker process" in message:
             message = message.strip().rsplit("Error: ", 1)[-1]  # not the worker's whole traceback
         errors.print(message, style="red", markup=False)

@@ -343,6 +343,10 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
             ),
             "100 images could not be decoded",
         ),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.csv"),
+            "a.csv cannot be read or written: No such file or directory",
+        ),
     ],
 )
 def test_an_error_is_its_own_line_alone(error, shown, monkeypatch, capsys):

@@ -1,5 +1,6 @@
 """The console: help everywhere, near names for unknown ones, clean pipes, and Ctrl-C."""
 
+import io
 import os
 import pty
 import re
@@ -13,12 +14,16 @@ from pathlib import Path
 
 import pytest
 import typer
+from rich.console import Console
 from typer.testing import CliRunner
 
 from ripple_attention import cli
 from ripple_attention.console import Commands
 from ripple_attention.files import replace_text, replacing
+from ripple_attention.recipes import find_recipe
 from ripple_attention.train.checkpoint import find_weights, read_weights
+from ripple_attention.train.recorder import Recorder
+from ripple_attention.train.run import train
 
 ROOT = typer.main.get_command(cli.app)
 COMMAND = [sys.executable, "-c", "import ripple_command; ripple_command.main()"]
@@ -74,10 +79,12 @@ def test_help_has_an_example_that_is_understood(path):
         ("models --only riple", "did you mean ripple"),
         ("bench model --only deti", "did you mean DeiT"),
         ("reproduce tabel2", "did you mean table2"),
+        ("train recipe.json", "did you mean epochs?"),
     ],
 )
 def test_an_unknown_name_suggests_the_nearest(words, near, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    Path("recipe.json").write_text('{"epochz": 3}')
     done = ripple(*words.split())
     assert done.exit_code != 0
     said = done.output + str(done.exception) + "".join(capfd.readouterr())
@@ -94,6 +101,7 @@ def test_an_unknown_name_suggests_the_nearest(words, near, capfd, tmp_path, monk
         ("explain nowhere a.png --device cuba", "--device is cpu or cuda"),
         ("app nowhere --device cuba", "--device is cpu or cuda"),
         ("picture ripples.doc", "must end in .png or .svg; got ripples.doc"),
+        ("train nowhere.json", "there is no nowhere.json"),
     ],
 )
 def test_a_refusal_has_the_rule_and_what_came(words, said):
@@ -183,6 +191,19 @@ def test_ctrl_c_in_training_keeps_a_checkpoint_and_says_so(tmp_path):
     assert "\x1b" not in "".join(lines) + output + said
     assert not list(folder.rglob(".*"))
     assert read_weights(find_weights(folder))[0]
+
+
+def test_a_run_that_breaks_off_gives_the_screen_back(tmp_path, monkeypatch):
+    def broken(self, trainer, module):
+        raise RuntimeError("broken off")
+
+    monkeypatch.setattr(Recorder, "flush", broken)
+    console = Console(file=io.StringIO(), force_terminal=True)
+    with pytest.raises(RuntimeError, match="broken off"):
+        train(find_recipe("digits").smoke_run(), tmp_path / "run", console)
+    output = console.file.getvalue()
+    hidden, shown = output.rfind("\x1b[?25l"), output.rfind("\x1b[?25h")  # the cursor
+    assert 0 <= hidden < shown
 
 
 def interrupted(action):

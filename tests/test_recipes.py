@@ -90,7 +90,7 @@ def test_a_recipe_survives_json():
     ("change", "message"),
     [
         ({"epochs": "many"}, "Recipe.epochs in the text: 'many' will not do"),
-        ({"epoch": 3}, "Recipe in the text has no field epoch; its fields are name, model"),
+        ({"epoch": 3}, "Recipe in the text has no field epoch: did you mean epochs? Its fields"),
         ({"epochs": 0}, "epochs must be at least 1; got epochs=0"),
         ({"batch_size": 3}, "must be a multiple of 2; got batch_size=3 for 1 devices"),
         ({"model": {"weights": "heavy"}}, "ModelSpec.weights in the text: 'heavy' will not do"),

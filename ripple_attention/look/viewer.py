@@ -85,7 +85,10 @@ class Viewer:
             except (ValueError, RuntimeError, OSError):  # a detector's, or cut short
                 continue
         if not others:
-            raise ValueError(f"none of {', '.join(self.choices)} is a classifier of ours")
+            raise ValueError(
+                "the page shows classifiers, as `ripple train` and `ripple demo` write them; none "
+                f"of {', '.join(self.choices)} is one"
+            )
         return others[0]
 
     def answer(

@@ -224,6 +224,11 @@ def recipe_of(name: str) -> "Recipe":
     if name.startswith("-"):
         raise typer.BadParameter(f"the recipe's name comes before its fields; got {name!r} first")
     if name.endswith(".json"):
+        if not Path(name).is_file():
+            raise ValueError(
+                f"a name that ends in .json is the file of a recipe; there is no {name}: "
+                "`ripple train --list` shows recipes by name"
+            )
         return Recipe.read(Path(name))
     return find_recipe(name)
 

@@ -9,16 +9,27 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from ripple_attention.train.recorder import Recorder
 
 
-class EvaluationProgress(pl.Callback):
-    """Shows how far an evaluation is, on a screen.
+class Bar(pl.Callback):
+    """A bar that is taken off the screen whatever happens, the cursor shown again.
 
     Args:
-        console: Where to.
+        console: Where it is.
     """
 
     def __init__(self, console: Console):
         self.console = console
         self._bar: Progress | None = None
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    on_exception = teardown
+
+
+class EvaluationProgress(Bar):
+    """Shows how far an evaluation is, on a screen."""
 
     def on_validation_start(self, trainer: pl.Trainer, module: Any) -> None:
         if trainer.is_global_zero and self.console.is_terminal:
@@ -33,13 +44,8 @@ class EvaluationProgress(pl.Callback):
         if self._bar is not None:
             self._bar.advance(self._task)
 
-    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
 
-
-class RunProgress(pl.Callback):
+class RunProgress(Bar):
     """Shows how far a run is.
 
     Args:
@@ -48,8 +54,8 @@ class RunProgress(pl.Callback):
     """
 
     def __init__(self, console: Console, recorder: Recorder):
-        self.console, self.recorder = console, recorder
-        self._bar: Progress | None = None
+        super().__init__(console)
+        self.recorder = recorder
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         if not trainer.is_global_zero or not self.console.is_terminal:
@@ -90,8 +96,3 @@ class RunProgress(pl.Callback):
         if evaluation and evaluation["step"] == trainer.global_step:
             line += "".join(f", {name} {value}" for name, value in module.shown(evaluation).items())
         self.console.print(line, highlight=False, soft_wrap=True)
-
-    def teardown(self, trainer: pl.Trainer, module: Any, stage: str) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None

@@ -10,6 +10,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from typeguard import TypeCheckError, check_type
 
+from ripple_attention.console import did_you_mean
+
 T = TypeVar("T")
 
 
@@ -203,8 +205,8 @@ def _build(kind: type[T], values: Any, origin: str) -> T:
     unknown = values.keys() - set(known)
     if unknown:
         raise ValueError(
-            f"{kind.__name__} in {origin} has no field {', '.join(sorted(unknown))}; "
-            f"its fields are {', '.join(known)}"
+            f"{kind.__name__} in {origin} has no field {', '.join(sorted(unknown))}: "
+            f"{did_you_mean(min(unknown), known)}Its fields are {', '.join(known)}"
         )
     built = {}
     for name, value in values.items():
