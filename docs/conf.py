@@ -12,7 +12,7 @@ author = "The ripple-attention authors"
 version = release = ripple_attention.__version__
 
 extensions = ["mathml", "myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
-myst_enable_extensions = ["colon_fence", "dollarmath"]
+myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 exclude_patterns = ["images"]
 
@@ -28,8 +28,6 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "no-value": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
-
-suppress_warnings = ["toc.empty_glob"]  # pages that are not there yet
 
 # Every name in the reference is there, but for those of other packages: this site loads nothing
 # from elsewhere, not even their lists of names.

@@ -150,6 +150,11 @@ def surroundings(**changes):
     return kept | {"OMP_NUM_THREADS": "1"} | changes
 
 
+def heed_interrupts():
+    """Undoes what a shell does to jobs in the background, which these tests may be."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_no_color_is_respected():
     colored, plain = on_a_screen(["trian"]), on_a_screen(["trian"], NO_COLOR="1")
     assert COLORS.search(colored)
@@ -174,6 +179,7 @@ def test_ctrl_c_in_training_keeps_a_checkpoint_and_says_so(tmp_path):
         stderr=subprocess.PIPE,
         text=True,
         env=surroundings(PYTHONUNBUFFERED="1"),
+        preexec_fn=heed_interrupts,
     )
     try:
         lines = []
@@ -257,7 +263,13 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
     )
     environment = surroundings(PYTHONPATH=f"{tmp_path}:{Path(__file__).parent.parent}")
     done = subprocess.run(
-        COMMAND, capture_output=True, text=True, env=environment, timeout=60, cwd=tmp_path
+        COMMAND,
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=60,
+        cwd=tmp_path,
+        preexec_fn=heed_interrupts,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
 
