@@ -2,7 +2,7 @@
 
     ripple train coco-mini-smca-ripple --data.root FOLDER
 
-Not yet run.
+Not yet run. (One epoch from random weights was, to see that it works: docs/detection.md.)
 """
 
 from ripple_attention.recipes.coco_mini import coco_mini
