@@ -25,9 +25,13 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "naive": ripple_naive,
     "table": register("table", table_forward, table_backward),
     "tiled": register("tiled", tiled_forward, tiled_backward),
+    "tiled_triton": register(
+        "tiled_triton",
+        *(late("tiled_triton", f"tiled_triton_{x}") for x in ("forward", "backward", "inference")),
+    ),
     **{
         name: register(name, late(name, f"{name}_forward"), late(name, f"{name}_backward"))
-        for name in ("tiled_triton", "table_triton", "naive_triton")
+        for name in ("table_triton", "naive_triton")
     },
 }
 

@@ -42,7 +42,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ripple_attention.feature_maps import Scaling
-from ripple_attention.ops.tiled_triton import _chunk, _dense_channels, _launch, _padded
+from ripple_attention.ops.tiled_triton import (
+    _chunk,
+    _dense_channels,
+    _launch,
+    _padded,
+    _parts_of,
+    _power_of_two,
+)
 
 # Kernels. D and M are the widths of heads and features, PADDED_D and PADDED_M the powers of two
 # that hold them: padded rows and columns of the parameters are zero, and so are their gradients.
@@ -659,10 +666,10 @@ class Plan(NamedTuple):
 def _choose(kernel: str, v: Tensor, num_features: int) -> Plan:
     B, H, W, N, D = v.shape
     tokens, launch = _block_table(kernel, v.dtype, max(D, num_features))
-    blocks = triton.cdiv(H * W, tokens)  # of one head of one image
+    blocks = _parts_of(H * W, tokens)  # of one head of one image
     share = min(B * N * blocks // PROGRAMS[kernel], MAX_BLOCKS, blocks)
     share = 1 << max(share.bit_length() - 1, 0)  # a power of two: few kernels to compile
-    return Plan(tokens, share, triton.cdiv(blocks, share), launch)
+    return Plan(tokens, share, _parts_of(blocks, share), launch)
 
 
 def _map_arguments(
@@ -688,7 +695,7 @@ def _stick_arguments(
     N, D = v.shape[3:]
     offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
     return (
-        options.halt_threshold, N, D, _padded(D), max(triton.next_power_of_2(groups), least),
+        options.halt_threshold, N, D, _padded(D), max(_power_of_two(groups), least),
         offsets, mask is not None, plan.tokens, plan.blocks,
     )  # fmt: skip
 

@@ -34,6 +34,7 @@ def fused_ripple_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     if mask is not None:
         alpha = drop_empty_groups(alpha, Partition(radii), mask)
     out, denominator = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps, state)
+    assert denominator is not None
     return out, denominator, phi_q, phi_k, alpha, state
 
 

@@ -13,7 +13,12 @@ Forward = Callable[..., tuple[Tensor, Tensor]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
-def register(name: str, forward: Forward, backward: Backward) -> Callable[..., Tensor]:
+def register(
+    name: str,
+    forward: Forward,
+    backward: Backward,
+    inference: Callable[..., Tensor] | None = None,
+) -> Callable[..., Tensor]:
     """Makes the operators `ripple_attention::{name}` and `…_backward` of a pair of functions.
 
     Args:
@@ -21,6 +26,7 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
         forward: (q, k, v, spatial_weights, radii, eps) → output and denominator + eps.
         backward: (grad, q, k, v, spatial_weights, output, denominator, radii) → gradients of q, k,
             v and the weights. The denominator is the forward's second output, eps included.
+        inference: As `forward`, but of the output alone: taken where no gradient is asked for.
 
     Returns:
         The differentiable operator: (q, k, v, spatial_weights, radii, eps) → output.
@@ -60,7 +66,24 @@ def register(name: str, forward: Forward, backward: Backward) -> Callable[..., T
     def operator(*args: Any) -> Tensor:
         return forward_op(*args)[0]
 
-    return operator
+    if inference is None:
+        return operator
+    inference_op = torch.library.custom_op(
+        f"ripple_attention::{name}_inference",
+        in_full_precision(inference),
+        mutates_args=(),
+        schema=f"({inputs}, int[] radii, float eps) -> Tensor",
+    )
+
+    @inference_op.register_fake
+    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
+        return v.new_empty(v.shape)
+
+    def either(*args: Any) -> Tensor:
+        learns = torch.is_grad_enabled() and any(x.requires_grad for x in args[:4])
+        return operator(*args) if learns else inference_op(*args)
+
+    return either
 
 
 def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -25,6 +25,7 @@ This module imports triton; `ops/triton_support.py` says where it can run, and i
 # mypy: allow-untyped-defs, disable-error-code=assignment
 # ruff: noqa: RUF005, SIM300
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,12 +33,15 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ripple_attention.ops.triton_support import is_whole
 
 SMALLEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)  # of `safe_divide`
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
 
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 # Kernels. M and E are the widths of features and values, PADDED_M and PADDED_E the powers of two
 # that hold them. WHOLE: the window is the grid. RADII: the partition. Strides are those of
@@ -302,15 +306,22 @@ def _times_cut(
     PADDED_E: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """inputs (tokens, E) @ the sums of a head; where FLIP, inputs (tokens, M) @ their transpose."""
-    precision: tl.constexpr = "ieee" if inputs.dtype == tl.float32 else "tf32"
-    total = tl.zeros((inputs.shape[0], PADDED_E if FLIP else PADDED_M), tl.float32)
-    for low in tl.static_range(1, -1, -1):
-        if inputs.dtype != tl.float32 or low == 0:
-            part = _load_cut(base, head, M, E, PADDED_M, PADDED_E, low == 1)
-            if FLIP:
-                part = tl.trans(part)
-            total = tl.dot(inputs.to(part.dtype), part, total, input_precision=precision)
-    return total
+    if inputs.dtype == tl.float32:
+        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
+        result = tl.dot(inputs, tl.trans(high) if FLIP else high, input_precision="ieee")
+    elif PADDED_M * PADDED_E <= 64 * 64:  # both loaded at once
+        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
+        low = _load_cut(base, head, M, E, PADDED_M, PADDED_E, True)
+        exact = inputs.to(high.dtype)
+        result = tl.dot(exact, tl.trans(low) if FLIP else low, input_precision="tf32")
+        result = tl.dot(exact, tl.trans(high) if FLIP else high, result, input_precision="tf32")
+    else:  # one after the other, in the same shared memory
+        low = _load_cut(base, head, M, E, PADDED_M, PADDED_E, True)
+        exact = inputs.to(low.dtype)
+        result = tl.dot(exact, tl.trans(low) if FLIP else low, input_precision="tf32")
+        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
+        result = tl.dot(exact, tl.trans(high) if FLIP else high, result, input_precision="tf32")
+    return result
 
 
 @triton.jit
@@ -318,7 +329,7 @@ def state_kernel(
     first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
     weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
     PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr,
+    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One chunk's share of a sum over the image, transposed: (E+1, M).
 
@@ -326,6 +337,8 @@ def state_kernel(
     BACKWARD: Tᵀ = Σ_i α_rest(i)/den_i · [∂o_i, −δ_i] φq_iᵀ, of queries and output gradients.
     FLAT: rows follow each other in memory as columns do.
     """
+    if OVERLAP:
+        gdc_launch_dependents()
     b, n, chunk = _chunk(first, N)
     features += b * feature_strides[0] + n * feature_strides[3]
     values += b * value_strides[0] + n * value_strides[3]
@@ -364,13 +377,16 @@ def state_kernel(
 @triton.jit
 def cut_kernel(
     partial, cut, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
-    ROUNDS: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Adds up a head's chunks, and cuts the sum in parts for tensor cores, rows of M: the high
     parts of its E rows, their low parts, and of the ones' row three parts, which are all its bits.
 
     DTYPE: of the inputs that it is to meet. The parts of float32 are the sum itself, and zero.
     """
+    if OVERLAP:
+        gdc_launch_dependents()
+        gdc_wait()
     head, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     size: tl.constexpr = (E + 1) * M
     inside = index < size
@@ -404,7 +420,7 @@ def forward_kernel(
     PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr,
     SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    SPLIT: tl.constexpr,
+    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Output and denominator + eps of a tile of queries.
 
@@ -447,9 +463,11 @@ def forward_kernel(
     result = total + eps
     blind = inside != inside  # none
     if not WHOLE:
+        if OVERLAP:
+            gdc_wait()
+        ones = _load_cut_ones(state, b * N + n, M, E, PADDED_M, 16)
         far = _times_cut(query, state, b * N + n, M, E, PADDED_M, PADDED_E, True)
         numerator += rest[:, None] * far
-        ones = _load_cut_ones(state, b * N + n, M, E, PADDED_M, 16)
         far = tl.dot(
             query.to(ones.dtype),
             tl.trans(ones),
@@ -465,7 +483,8 @@ def forward_kernel(
     corner = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
     _store(out + corner * E, token, inside, numerator, E, PADDED_E)
-    tl.store(denominator + corner + token, result, mask=inside)
+    if denominator is not None:
+        tl.store(denominator + corner + token, result, mask=inside)
 
 
 @triton.jit
@@ -476,6 +495,7 @@ def query_gradient_kernel(
     PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
     WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """∂φq and ∂α of a tile of queries; and what sums over queries take, δ_i = ∂o_i·o_i, 1/den_i
     and w_i = (near weights)/den_i.
@@ -561,6 +581,8 @@ def query_gradient_kernel(
             whole += tl.sum(tl.where(far_across > RADII[len(RADII) - 1], across_sums, 0.0), 1)
 
     if not WHOLE:
+        if OVERLAP:
+            gdc_wait()
         ones = tl.sum(_load_cut_ones(state, b * N + n, M, E, PADDED_M, 4).to(tl.float32), 0)
         far_pull = _times_cut(upstream, state, b * N + n, M, E, PADDED_M, PADDED_E, False)
         far_pull -= projection[:, None] * ones[None, :]
@@ -583,7 +605,7 @@ def key_gradient_kernel(
     PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
     WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
-    GATHER: tl.constexpr,
+    OVERLAP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     """∂φk and ∂v of a tile of keys, from the queries around it: who sees me is whom I see.
 
@@ -640,6 +662,8 @@ def key_gradient_kernel(
             token_row += STEP * W * N
 
     if not WHOLE:
+        if OVERLAP:
+            gdc_wait()
         head = b * N + n
         ones = tl.sum(_load_cut_ones(state, head, M, E, PADDED_M, 4).to(tl.float32), 0)
         far = _times_cut(value, state, head, M, E, PADDED_M, PADDED_E, False)
@@ -662,15 +686,17 @@ def tiled_triton_forward(
     radii: list[int],
     eps: float,
     state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+    keep: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """Ripple attention by tiles. Arguments and results as of `tiled_forward`.
 
     Args:
         state: Sᵀ (B, N, E+1, M), contiguous and in float32, if it is known already.
+        keep: Whether denominators, which the backward pass takes, are asked for.
     """
     q, k, v = (_dense_channels(x) for x in (q, k, v))
     out = v.new_empty(v.shape)
-    denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
+    denominator = v.new_empty(v.shape[:-1], dtype=torch.float32) if keep else None
     plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
         cut = None if plan.whole else _cut_state(k, v, spatial_weights, state=state)
@@ -681,6 +707,13 @@ def tiled_triton_forward(
             *v.shape[1:3], eps, *plan.constants, **plan.options,
         )  # fmt: skip
     return out, denominator
+
+
+def tiled_triton_inference(
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
+) -> Tensor:
+    """The output alone, where no gradient will be asked for."""
+    return tiled_triton_forward(q, k, v, spatial_weights, radii, eps, keep=False)[0]
 
 
 def tiled_triton_backward(
@@ -735,10 +768,11 @@ def _cut_state(features: Tensor, *others: Any, state: Tensor | None = None) -> T
     B, N, chunks, rows, M = partial.shape
     half = features.dtype == torch.bfloat16
     cut = partial.new_empty(B, N, 2 * rows + 1, M, dtype=torch.bfloat16 if half else torch.float32)
-    rounds, block = triton.next_power_of_2(triton.cdiv(chunks, 16)), 128
-    cut_kernel[(B * N, triton.cdiv(rows * M, block))](
-        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, num_warps=4
-    )
+    rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
+    cut_kernel[(B * N, _parts_of(rows * M, block))](
+        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, _overlaps(),
+        num_warps=4, **_overlapping(),
+    )  # fmt: skip
     return cut
 
 
@@ -750,7 +784,7 @@ def _sum_chunks(
     (B, H, W, N, M), E = features.shape, values.shape[-1]
     backward, wide = delta is not None, max(M, E) * features.element_size()
     tokens, blocks, options = _choose_state(B * N, H * W, wide, backward)
-    chunks = triton.cdiv(H * W, tokens * blocks)
+    chunks = _parts_of(H * W, tokens * blocks)
     flat = all(x.stride(1) == W * x.stride(2) for x in (features, values, spatial_weights))
     partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
     _launch(
@@ -758,7 +792,7 @@ def _sum_chunks(
         features, values, spatial_weights, delta, inverse, partial,
         features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
         N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks, flat,
-        backward, **options,
+        backward, _overlaps(), **options,
     )  # fmt: skip
     return partial
 
@@ -770,18 +804,49 @@ def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options:
         kernel[(grid[0], grid[1], images)](first, *arguments, **options)
 
 
+# On GPUs of compute capability 9.0 and newer, a kernel may start before the one before it ends. The
+# far sum and its cutting let the next start at once, which waits for them where it needs the sum:
+# by then it is through with its window. What it reads before that was written before the far sum
+# began, and memory that it writes was its own by then.
+
+
+def _overlaps() -> bool:
+    return not INTERPRETED and _capability() >= 90
+
+
+def _overlapping() -> dict[str, Any]:
+    return {"launch_pdl": True} if _overlaps() else {}
+
+
+def _capability() -> int:
+    return int(triton.runtime.driver.active.get_current_target().arch)
+
+
 def _dense_channels(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
 
 
+# Triton has both, ten times as slow: kernels may call them, too.
+
+
+def _parts_of(whole: int, part: int) -> int:
+    """How many parts make up at least a whole."""
+    return -(-whole // part)
+
+
+def _power_of_two(x: int) -> int:
+    """The next, or x itself."""
+    return 1 << (x - 1).bit_length()
+
+
 def _padded(width: int) -> int:
     """A width that tensor cores take."""
-    return max(16, triton.next_power_of_2(width))
+    return max(16, _power_of_two(width))
 
 
 def _padded_groups(radii: list[int]) -> int:
     """A number of groups that a warp can gather from."""
-    return max(4, triton.next_power_of_2(len(radii) + 1))
+    return max(4, _power_of_two(len(radii) + 1))
 
 
 # Choices
@@ -791,9 +856,6 @@ def _padded_groups(radii: list[int]) -> int:
 # where one pair is all there is, so grids of up to so many tokens have them cut anyway.
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
-
-# Programs that form sums, all at once, where each has from 256 to 2,048 tokens to sum.
-STATE_PROGRAMS = 768
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -806,7 +868,7 @@ class Plan:
     constants: tuple[Any, ...]  # of the kernels, from N on
     whole: bool
     gather: bool  # whether warps can gather weights, of half-precision inputs
-    options: dict[str, int]  # of the launch
+    options: dict[str, Any]  # of the launch
 
 
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
@@ -818,12 +880,12 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     whole = is_whole(H, W, radii)
     rows, columns, step, options = _tile_table(role, v.dtype, max(_padded(M), _padded(E)), whole)
     height, width = rows + 2 * reach, columns + 2 * reach
-    grid = N * triton.cdiv(W, columns), triton.cdiv(H, rows), B
+    grid = N * _parts_of(W, columns), _parts_of(H, rows), B
     if whole:
-        height, width, grid = H, W, (N, triton.cdiv(H * W, rows * columns), B)
+        height, width, grid = H, W, (N, _parts_of(H * W, rows * columns), B)
     span = 16 if width <= 16 or width % 32 in range(1, 17) else 32
-    step = min(step, triton.next_power_of_2(height))
-    height = triton.cdiv(height, step) * step
+    step = min(step, _power_of_two(height))
+    height = _parts_of(height, step) * step
     groups = _padded_groups(radii)
     # The window begins before the grid and ends behind it.
     reached = [
@@ -833,9 +895,11 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     wide = max(*reached, (B * H + height) * (W + width) * N * max(M, E, groups)) >= 2**31
     constants = (
         N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
-        step, span, triton.cdiv(width, span), height, whole, wide,
-        SPLIT_PAIRS or H * W <= SPLIT_TOKENS,
+        step, span, _parts_of(width, span), height, whole, wide,
+        SPLIT_PAIRS or H * W <= SPLIT_TOKENS, _overlaps(),
     )  # fmt: skip
+    if not whole:
+        options |= _overlapping()
     fills_warps = groups * step * span >= 32 * options["num_warps"]
     gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
     return Plan(grid, constants, whole, gather, options)
@@ -866,8 +930,9 @@ def _tile_table(
         return 4, 8, 2, {"num_warps": 1, "num_stages": 3}
     if whole:
         return 4, 8, 2 if role == "forward" else 1, {"num_warps": 2, "num_stages": 3}
-    registers = 96 if role == "forward" and wide <= 32 else 128  # more programs at a time
-    return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": registers}
+    if role == "forward" and wide <= 32:  # registers for six programs at a time
+        return 8, 8, 2, {"num_warps": 4, "num_stages": 3, "maxnreg": 80}
+    return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": 128}
 
 
 def _choose_state(
@@ -875,7 +940,8 @@ def _choose_state(
 ) -> tuple[int, int, dict[str, int]]:
     """Tokens at once, how often, and the launch of `state_kernel`, by bytes of its wider input."""
     block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
-    programs = 2 * STATE_PROGRAMS if backward else STATE_PROGRAMS
-    share = min(max(heads * tokens // programs, 256), 2048, tokens)
-    blocks = triton.next_power_of_2(triton.cdiv(share, block))  # few kernels to compile
-    return block, blocks, {"num_warps": warps, "num_stages": 2 if backward else 1}
+    if backward and wide <= 64:
+        block, warps = 64, 1
+    share = 256 if heads * tokens < 2**20 else 512 if backward else 2048
+    blocks = _power_of_two(_parts_of(min(share, tokens), block))  # few kernels to compile
+    return block, blocks, {"num_warps": warps, "num_stages": 1}
