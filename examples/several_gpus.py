@@ -17,14 +17,9 @@ import ripple_attention.models  # noqa: F401  (makes the names known to timm)
 STEPS, BATCH = 5, 8  # images of one process
 
 
-def main() -> None:
-    on_gpus = torch.cuda.is_available()
-    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
-    if on_gpus:
-        torch.cuda.set_device(device)
-    dist.init_process_group("nccl" if on_gpus else "gloo")
+def train(device: torch.device) -> torch.nn.Module:
+    """Trains a small model; what wraps it is gone before the processes part."""
     rank, world = dist.get_rank(), dist.get_world_size()
-
     torch.manual_seed(0)
     model = timm.create_model("ripple_tiny4_patch2_32", patch_size=8, num_classes=2).to(device)
     parallel = DistributedDataParallel(model)
@@ -40,13 +35,22 @@ def main() -> None:
         dist.all_reduce(mean := loss.detach() / world)
         if rank == 0:
             print(f"step {step + 1}: loss {mean:.3f} over {BATCH * world} images")
+    return model
 
+
+def main() -> None:
+    on_gpus = torch.cuda.is_available()
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if on_gpus else torch.device("cpu")
+    if on_gpus:
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if on_gpus else "gloo")
+    model = train(device)
     digest = torch.cat([p.detach().flatten() for p in model.parameters()]).double().sum()
-    digests = [torch.zeros_like(digest) for _ in range(world)]
+    digests = [torch.zeros_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
-    if rank == 0:
-        same = all(other == digest for other in digests)
-        print(f"{world} processes ({dist.get_backend()}): weights {'agree' if same else 'DIFFER'}")
+    if dist.get_rank() == 0:
+        said = "agree" if all(other == digest for other in digests) else "DIFFER"
+        print(f"{len(digests)} processes ({dist.get_backend()}): weights {said}")
     dist.destroy_process_group()
 
 

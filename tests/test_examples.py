@@ -55,7 +55,7 @@ def test_several_gpus(tmp_path):
         [*torchrun, "--nproc-per-node", "2", EXAMPLES / "several_gpus.py"],
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=120,
         env={"PATH": "", "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
         cwd=tmp_path,
     )
