@@ -42,10 +42,10 @@ import triton.language as tl
 from torch import Tensor
 
 from ripple_attention.feature_maps import Scaling
+from ripple_attention.ops.launch import launch
 from ripple_attention.ops.tiled_triton import (
     _chunk,
     _dense_channels,
-    _launch,
     _padded,
     _parts_of,
     _power_of_two,
@@ -504,14 +504,14 @@ def front_forward(
     if v.numel():
         with torch.cuda.device_of(v):
             for x, phi, keys in ((q, phi_q, False), (k, phi_k, True)):
-                _launch(
+                launch(
                     map_kernel, (N, chunks, B),
                     x, v, mask, *parameters[:3], phi, partial,
                     x.stride(), v.stride(), _strides(mask), phi.stride(),
                     *_map_arguments(plan, v, M, options, mask), keys, keys and sums, **plan.launch)
             if alpha is not None:
                 plan = _choose("stick", v, M)
-                _launch(
+                launch(
                     stick_kernel, (N, plan.chunks, B),
                     v, mask, *parameters[3:], alpha, v.stride(), _strides(mask), alpha.stride(),
                     H * W, *_stick_arguments(plan, v, groups, options, mask), **plan.launch)
@@ -563,7 +563,7 @@ def front_backward(
     with torch.cuda.device_of(v):
         if v.numel():
             for i, (x, grad) in enumerate(((q, grad_phi_q), (k, grad_phi_k))):
-                _launch(
+                launch(
                     map_gradient_kernel, (N, plan.chunks, B),
                     grad, x, mask, *parameters[:3], grads[i], partial[i],
                     grad.stride(), x.stride(), _strides(mask), grads[i].stride(),
@@ -575,7 +575,7 @@ def front_backward(
             stick_widths = [sticks * D, sticks]
             of_sticks = make(B * plan.chunks, N, sum(stick_widths), dtype=torch.float32)
             if v.numel():
-                _launch(
+                launch(
                     stick_gradient_kernel, (N, plan.chunks, B),
                     grad_alpha, grad_v, v, mask, *parameters[3:], grads[2], of_sticks,
                     grad_alpha.stride(), grad_v.stride(), v.stride(), _strides(mask),

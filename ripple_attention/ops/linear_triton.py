@@ -11,11 +11,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ripple_attention.ops.launch import launch
 from ripple_attention.ops.tiled_triton import (
     SMALLEST,
     _chunk,
     _inverse,
-    _launch,
     _load,
     _load_state,
     _offsets,
@@ -113,7 +113,7 @@ def linear_triton_forward(q: Tensor, state: Tensor, eps: float) -> tuple[Tensor,
     denominator = q.new_empty(B, H, W, N, dtype=torch.float32)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
     with torch.cuda.device_of(q):
-        _launch(
+        launch(
             linear_kernel, (N, blocks, B), q, state, out, denominator, q.stride(), H, W, eps,
             N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE, num_warps=4,
         )  # fmt: skip
@@ -138,14 +138,14 @@ def linear_triton_backward(
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
     sizes = (H, W, N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE)
     with torch.cuda.device_of(v):
-        _launch(
+        launch(
             linear_query_gradient_kernel, (N, blocks, B),
             grad, out, denominator, state, delta, inverse, grads[0], grad.stride(), *sizes,
             num_warps=4,
         )  # fmt: skip
         ones = denominator.new_ones(1).expand(B, H, W, N, 1)
         back = _sum_state(q, grad, ones, delta, inverse)
-        _launch(
+        launch(
             linear_key_gradient_kernel, (N, blocks, B),
             k, v, back, grads[1], grads[2], k.stride(), v.stride(), *sizes, num_warps=4,
         )  # fmt: skip

@@ -18,12 +18,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ripple_attention.ops.launch import launch
 from ripple_attention.ops.tiled_triton import (
     _add_products,
     _corner,
     _dense_channels,
     _inverse,
-    _launch,
     _load,
     _offsets,
     _padded,
@@ -211,7 +211,7 @@ def naive_triton_forward(
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
     grid, spans, constants, options = _choose(q, v)
     with torch.cuda.device_of(v):
-        _launch(
+        launch(
             forward_kernel, grid,
             q, k, v, spatial_weights, _groups(v, radii), out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
@@ -242,14 +242,14 @@ def naive_triton_backward(
     groups = _groups(v, radii)
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
-        _launch(
+        launch(
             query_gradient_kernel, grid,
             grad, q, k, v, spatial_weights, groups, out, denominator, delta, inverse, grads[0],
             by_rows, by_columns, *strides, spatial_weights.stride(), H, W, spans, delta.numel(),
             *constants, **options,
         )  # fmt: skip
         scaled = spatial_weights.float() * inverse.unsqueeze(-1)
-        _launch(
+        launch(
             key_gradient_kernel, grid,
             grad, q, k, v, scaled.contiguous(), groups, delta, grads[1], grads[2], *strides,
             H, W, spans, scaled.shape[-1], *constants, **options,

@@ -35,6 +35,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from ripple_attention.ops.launch import launch
 from ripple_attention.ops.triton_support import is_whole
 
 SMALLEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)  # of `safe_divide`
@@ -376,7 +377,7 @@ def state_kernel(
 
 @triton.jit
 def cut_kernel(
-    partial, cut, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
+    first, partial, cut, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Adds up a head's chunks, and cuts the sum in parts for tensor cores, rows of M: the high
@@ -700,7 +701,7 @@ def tiled_triton_forward(
     plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
         cut = None if plan.whole else _cut_state(k, v, spatial_weights, state=state)
-        _launch(
+        launch(
             forward_kernel, plan.grid,
             q, k, v, spatial_weights, cut, out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
@@ -738,14 +739,14 @@ def tiled_triton_backward(
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
         cut = None if by_query.whole else _cut_state(k, v, spatial_weights, state=state)
-        _launch(
+        launch(
             query_gradient_kernel, by_query.grid,
             grad, q, k, v, spatial_weights, out, denominator, cut, delta, inverse, scaled,
             grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
             *by_query.constants, **by_query.options,
         )  # fmt: skip
         cut = None if by_key.whole else _cut_state(q, grad, spatial_weights, delta, inverse)
-        _launch(
+        launch(
             key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, cut,
             grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
             **by_key.options,
@@ -769,7 +770,8 @@ def _cut_state(features: Tensor, *others: Any, state: Tensor | None = None) -> T
     half = features.dtype == torch.bfloat16
     cut = partial.new_empty(B, N, 2 * rows + 1, M, dtype=torch.bfloat16 if half else torch.float32)
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
-    cut_kernel[(B * N, _parts_of(rows * M, block))](
+    launch(
+        cut_kernel, (B * N, _parts_of(rows * M, block), 1),
         partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, _overlaps(),
         num_warps=4, **_overlapping(),
     )  # fmt: skip
@@ -787,7 +789,7 @@ def _sum_chunks(
     chunks = _parts_of(H * W, tokens * blocks)
     flat = all(x.stride(1) == W * x.stride(2) for x in (features, values, spatial_weights))
     partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
-    _launch(
+    launch(
         state_kernel, (N, chunks, B),
         features, values, spatial_weights, delta, inverse, partial,
         features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
@@ -795,13 +797,6 @@ def _sum_chunks(
         backward, _overlaps(), **options,
     )  # fmt: skip
     return partial
-
-
-def _launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
-    """Runs a kernel for all images, as many at a time as a grid's third dimension takes."""
-    for first in range(0, grid[2], 65535):
-        images = min(grid[2] - first, 65535)
-        kernel[(grid[0], grid[1], images)](first, *arguments, **options)
 
 
 # On GPUs of compute capability 9.0 and newer, a kernel may start before the one before it ends. The
@@ -856,6 +851,9 @@ def _padded_groups(radii: list[int]) -> int:
 # where one pair is all there is, so grids of up to so many tokens have them cut anyway.
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
+
+# Programs that form sums forward, all at once; each sums at most 2,048 tokens.
+STATE_PROGRAMS = 768
 
 TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -942,6 +940,6 @@ def _choose_state(
     block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
     if backward and wide <= 64:
         block, warps = 64, 1
-    share = 256 if heads * tokens < 2**20 else 512 if backward else 2048
-    blocks = _power_of_two(_parts_of(min(share, tokens), block))  # few kernels to compile
+    share = max(heads * tokens // (4 * STATE_PROGRAMS if backward else STATE_PROGRAMS), block)
+    blocks = _power_of_two(_parts_of(min(share, 2048, tokens), block))  # few kernels to compile
     return block, blocks, {"num_warps": warps, "num_stages": 1}
