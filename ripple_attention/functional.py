@@ -49,6 +49,10 @@ EXPORTS = {
 # ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
 TABLE_PENALTY = 14
 
+# Up to so many tokens all pairs as kernels beat, in half precision, all that serves wide groups but
+# tiles as kernels (`ripple bench op`, 16,384 tokens, both passes, one H200), in little memory.
+PAIRS_TOKENS = 16384
+
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -158,7 +162,8 @@ def choose_implementation(
 ) -> str:
     """What `implementation="auto"` runs: "tiled_triton" on a GPU where it can, else the cheaper.
 
-    That is "tiled" or "table" (on a GPU "table_triton", where it can run), by multiply-adds. For
+    That is on a GPU, in half precision and for `PAIRS_TOKENS` at the most, "naive_triton"; else
+    "tiled" or "table" (on a GPU "table_triton", where it can run), by multiply-adds. For
     each query and head, tiled spends M + E on every key of its tile's halo and M·E on the far part;
     the table reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those. So tiles
     serve nearly always, and the table few, wide groups on large grids.
@@ -172,6 +177,9 @@ def choose_implementation(
     kernels = torch.device(device), dtype, max(num_features, value_dim), partition.radii
     if auto_takes_kernels("tiled_triton", *kernels):
         return "tiled_triton"
+    few = dtype.itemsize == 2 and math.prod(grid_size) <= PAIRS_TOKENS
+    if few and auto_takes_kernels("naive_triton", *kernels):
+        return "naive_triton"
     keys = halo_size(*grid_size, partition.reach)
     tiled = keys * (num_features + value_dim) + num_features * value_dim
     table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY

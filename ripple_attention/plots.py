@@ -131,7 +131,8 @@ def draw_benchmark(results: Path, path: Path) -> None:
     """Time and peak memory against tokens, from a CSV of `ripple bench op`."""
     check_suffix(path)
     rows = [row for row in read_csv(results) if row["status"] == "ok"]
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), layout="constrained")
+    sizes = sorted({row["tokens"] for row in rows})
     panels = [
         ("forward", "median_ms", "forward, ms"),
         ("forward+backward", "median_ms", "forward and backward, ms"),
@@ -147,8 +148,10 @@ def draw_benchmark(results: Path, path: Path) -> None:
             if points:
                 ax.plot(*zip(*points, strict=True), marker="o", label=system)
         ax.set(xscale="log", yscale="log", xlabel="tokens", title=title)
+        ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        ax.minorticks_off()
         ax.grid(alpha=0.3)
-    axes[0].legend(fontsize=8)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
     first = rows[0]
     figure.suptitle(
         f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "

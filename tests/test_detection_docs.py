@@ -20,6 +20,7 @@ TEXT = (ROOT / "docs/detection.md").read_text(encoding="utf-8")
 SYSTEMS = {"softmax": "smca", "linear": "smca-la", "ripple": "smca-ripple"}
 OVERFIT = "overfit-coco-4-smca-ripple-amd-epyc-1-threads.csv"
 SPEED = "detection-amd-epyc-1-threads-float32.csv"
+GPU_SPEED = "detection-nvidia-h200-bfloat16.csv"
 
 
 def read(name):
@@ -98,6 +99,23 @@ def test_speeds_are_those_of_their_file():
         cells, kind = size.split(", ")
         found = [measured[cells, kind, system] for system in SYSTEMS]
         assert numbers == [f"{milliseconds / 1e3:.2f} s" for milliseconds in found]
+
+
+def test_speeds_on_a_gpu_are_those_of_their_file():
+    measured: dict[str, list[float]] = {}
+    for row in read(GPU_SPEED):
+        size = f"{row['height']}×{row['width']}"
+        whole = f"whole detector, {size} pixels" if row["part"] == "detector" else size
+        times = measured.setdefault(f"{whole}, {row['pass']}", [])
+        times.append(float(row["median_ms"]))
+    rows = rows_of_table("encoder, one H200, ms")
+    assert {size: numbers for size, *numbers in rows} == {
+        size: [f"{x:.2f}" for x in times] for size, times in measured.items()
+    }
+    for size, (softmax, _, ripple) in measured.items():
+        small = size.startswith(("25×34", "whole"))
+        assert small or ripple < softmax
+        assert "200×272" not in size or 10 * ripple < softmax
 
 
 def test_the_sizes_are_those_that_are_timed():

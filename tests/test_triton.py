@@ -339,16 +339,18 @@ def test_a_cpu_tensor_is_refused_in_words():
 
 
 def test_auto_takes_the_kernels_where_they_run(monkeypatch):
-    def choice(capability, partition=NEAR, dtype=torch.bfloat16):
+    def choice(capability, partition=NEAR, dtype=torch.bfloat16, side=64):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        return choose_implementation((64, 64), 32, 32, partition, device="cuda", dtype=dtype)
+        return choose_implementation((side, side), 32, 32, partition, device="cuda", dtype=dtype)
 
     assert choice((9, 0)) == choice((8, 0)) == "tiled_triton"
     assert choice((7, 5)) == "tiled"
     assert choice((7, 5), Partition((0, 40))) == "table"
     assert choice((9, 0), dtype=torch.float64) == "tiled"
-    assert choice((9, 0), chebyshev(40)) == "tiled"
-    assert choice((9, 0), Partition((0, 40))) == "table_triton"
+    assert choice((9, 0), chebyshev(40)) == "naive_triton"
+    assert choice((9, 0), chebyshev(40), side=129) == "tiled"
+    assert choice((9, 0), chebyshev(40), dtype=torch.float32) == "tiled"
+    assert choice((9, 0), Partition((0, 40)), side=129) == "table_triton"
     arguments = "table_triton", torch.device("cuda"), torch.float32, 32, (0, 1)
     assert triton_refusal(*arguments) == ""
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
