@@ -157,13 +157,11 @@ def test_opcheck(masked):
 def test_every_kernel_of_linear_attention_compiles(dtype, capability, monkeypatch):
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import linear_triton, tiled_triton
+    from ripple_attention.ops import far_triton, linear_triton
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    monkeypatch.setattr(
-        tiled_triton, "state_kernel", CompileOnly(tiled_triton.state_kernel, compiled)
-    )
+    monkeypatch.setattr(far_triton, "state_kernel", CompileOnly(far_triton.state_kernel, compiled))
     names = ("linear_kernel", "linear_query_gradient_kernel", "linear_key_gradient_kernel")
     for name in names:
         kernel = CompileOnly(getattr(linear_triton, name), compiled)

@@ -375,12 +375,14 @@ def compile_for(monkeypatch):
 
     def compile_all(capability, dtype, width, grid, partition=NEAR, name="tiled_triton"):
         module = importlib.import_module(f"ripple_attention.ops.{name}")
+        far = importlib.import_module("ripple_attention.ops.far_triton")
         compiled = []
         monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
         for kernel_name in KERNELS[name]:
-            kernel = getattr(module, kernel_name)
+            home = module if hasattr(module, kernel_name) else far
+            kernel = getattr(home, kernel_name)
             kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
-            monkeypatch.setattr(module, kernel_name, CompileOnly(kernel, compiled))
+            monkeypatch.setattr(home, kernel_name, CompileOnly(kernel, compiled))
         q, k, v = torch.zeros(1, *grid, 3, 2, width, dtype=dtype).unbind(3)
         weights = torch.zeros(1, *grid, 2, partition.num_groups)
         radii = list(partition.radii)

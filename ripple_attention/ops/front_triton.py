@@ -42,14 +42,14 @@ import triton.language as tl
 from torch import Tensor
 
 from ripple_attention.feature_maps import Scaling
-from ripple_attention.ops.launch import launch
-from ripple_attention.ops.tiled_triton import (
+from ripple_attention.ops.kernel_parts import (
     _chunk,
     _dense_channels,
     _padded,
     _parts_of,
     _power_of_two,
 )
+from ripple_attention.ops.launch import launch
 
 # Kernels. D and M are the widths of heads and features, PADDED_D and PADDED_M the powers of two
 # that hold them: padded rows and columns of the parameters are zero, and so are their gradients.

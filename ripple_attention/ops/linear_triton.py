@@ -11,20 +11,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ripple_attention.ops.launch import launch
-from ripple_attention.ops.tiled_triton import (
+from ripple_attention.ops.far_triton import _load_state, _sum_state, _times_state
+from ripple_attention.ops.kernel_parts import (
     SMALLEST,
     _chunk,
     _inverse,
     _load,
-    _load_state,
     _offsets,
     _padded,
     _store,
-    _sum_state,
-    _times_state,
     _token,
 )
+from ripple_attention.ops.launch import launch
 
 TOKENS_AT_ONCE = 64
 

@@ -18,8 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ripple_attention.ops.launch import launch
-from ripple_attention.ops.tiled_triton import (
+from ripple_attention.ops.kernel_parts import (
     _add_products,
     _corner,
     _dense_channels,
@@ -35,8 +34,9 @@ from ripple_attention.ops.tiled_triton import (
     _token_offsets,
     _walk,
 )
+from ripple_attention.ops.launch import launch
 
-# groups: for each distance, its group. Other names are those of `ops/tiled_triton.py`. Offsets take
+# groups: for each distance, its group. Other names are those of `ops/kernel_parts.py`. Offsets take
 # 64 bits.
 
 

@@ -11,21 +11,16 @@ second is the same for all rows: one comparison for a pair, however many groups.
 ∂α, part in the same way. For ∂k and ∂v weights change with the row: a warp gathers them from those
 of the queries, or, where it cannot, chooses by group.
 
-How half-precision inputs keep float32 sums: products of inputs are exact, so they run on tensor
-cores as they are. A float32 factor is brought to what tensor cores take: bfloat16 for bfloat16
-inputs, 19-bit tf32 for float16 inputs, whose own exponents would be too few. Pairs are rounded;
-states, of which every query takes part, are cut in two, x = high + low. Denominators, whose
-differences decide what counts as zero (`ops.common.settle`), keep all bits: pairs are summed
-without tensor cores, and the state's ones cut in three.
+Pairs are rounded before they meet values (see `ops/kernel_parts.py`), and summed, for denominators,
+without tensor cores.
 
 This module imports triton; `ops/triton_support.py` says where it can run, and imports it late.
 """
 
 # Kernels have no types to declare, and Triton's tuples no unpacking.
 # mypy: allow-untyped-defs, disable-error-code=assignment
-# ruff: noqa: RUF005, SIM300
+# ruff: noqa: RUF005
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,168 +28,37 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
+from ripple_attention.ops.far_triton import (
+    _cut_state,
+    _load_cut_ones,
+    _overlapping,
+    _overlaps,
+    _times_cut,
+)
+from ripple_attention.ops.kernel_parts import (
+    _add_products,
+    _corner,
+    _dense_channels,
+    _inverse,
+    _load,
+    _offsets,
+    _padded,
+    _parts_of,
+    _place,
+    _power_of_two,
+    _span,
+    _store,
+    _tile,
+    _token,
+    _token_offsets,
+    _walk,
+)
 from ripple_attention.ops.launch import launch
 from ripple_attention.ops.triton_support import is_whole
 
-SMALLEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)  # of `safe_divide`
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
-
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-
-# Kernels. M and E are the widths of features and values, PADDED_M and PADDED_E the powers of two
-# that hold them. WHOLE: the window is the grid. RADII: the partition. Strides are those of
-# (B, H, W, N), and of G for the weights. WIDE: offsets take 64 bits.
-
-
-@triton.jit
-def _place(first, N: tl.constexpr):
-    """Batch, head, and row and column of the tile: heads of one tile run together, as they lie."""
-    across = tl.program_id(0)
-    return first + tl.program_id(2), across % N, tl.program_id(1), across // N
-
-
-@triton.jit
-def _chunk(first, N: tl.constexpr):
-    """Batch, head, and chunk of tokens, where programs take these."""
-    b, n, chunk, _ = _place(first, N)
-    return b.to(tl.int64), n.to(tl.int64), chunk
-
-
-@triton.jit
-def _tile(
-    down, across, H, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
-):  # fmt: skip
-    """A tile's first row and column; its tokens' rows and columns from there; which there are.
-
-    A run of tokens where WHOLE, whose rows and columns are those of the grid; else a rectangle.
-    """
-    index = tl.arange(0, ROWS * COLUMNS)
-    if WHOLE:
-        top, left = down * 0, across * 0
-        index += down * ROWS * COLUMNS
-        row, column = index // W, index % W
-    else:
-        top, left = down * ROWS, across * COLUMNS
-        row, column = index // COLUMNS, index % COLUMNS
-    return top, left, row, column, (top + row < H) & (left + column < W)
-
-
-@triton.jit
-def _corner(base, b, n, row, column, strides, WIDE: tl.constexpr):
-    """A pointer to a token's head."""
-    if WIDE:
-        b, n, row, column = b.to(tl.int64), n.to(tl.int64), row.to(tl.int64), column.to(tl.int64)
-    return base + (b * strides[0] + n * strides[3] + row * strides[1] + column * strides[2])
-
-
-@triton.jit
-def _token(b, n, row, column, H, W, N: tl.constexpr, WIDE: tl.constexpr):
-    """The index of a token's head in a contiguous (B, H, W, N)."""
-    if WIDE:
-        b = b.to(tl.int64)
-    return ((b * H + row) * W + column) * N + n
-
-
-@triton.jit
-def _offsets(row, column, strides, WIDE: tl.constexpr):
-    if WIDE:
-        row, column = row.to(tl.int64), column.to(tl.int64)
-    return row * strides[1] + column * strides[2]
-
-
-@triton.jit
-def _token_offsets(row, column, W, N: tl.constexpr, WIDE: tl.constexpr):
-    if WIDE:
-        row, column = row.to(tl.int64), column.to(tl.int64)
-    return (row * W + column) * N
-
-
-@triton.jit
-def _span(
-    span, left, column, W, STEP: tl.constexpr, SPAN: tl.constexpr, REACH: tl.constexpr,
-    WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
-):  # fmt: skip
-    """Some columns of STEP rows of a window: rows, and columns from the tile's first; which columns
-    there are; and how far a tile's are from them.
-
-    The window begins REACH before its tile, or with the grid where WHOLE.
-    """
-    reach: tl.constexpr = 0 if WHOLE else REACH
-    index = tl.arange(0, STEP * SPAN)
-    others = span * SPAN + index % SPAN - reach
-    present = (left + others >= 0) & (left + others < W)
-    if not WHOLE:
-        present = present & (others < COLUMNS + reach)
-    return index // SPAN, others, present, tl.abs(column[:, None] - others[None, :])
-
-
-@triton.jit
-def _walk(
-    base, b, n, row, column, below, others, strides, WIDE: tl.constexpr,
-):  # fmt: skip
-    """A pointer to the first row of a window, and offsets of some of its tokens from there."""
-    corner = _corner(base, b, n, row, column, strides, WIDE)
-    return corner, _offsets(below, others, strides, WIDE)
-
-
-@triton.jit
-def _channels(offsets, inside, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Offsets of the channels of some tokens, (tokens, PADDED), and which of them exist."""
-    channel = tl.arange(0, PADDED)
-    mask = inside[:, None]
-    if WIDTH != PADDED:
-        mask = mask & (channel < WIDTH)[None, :]
-    return offsets[:, None] + channel[None, :], mask
-
-
-@triton.jit
-def _load(base, offsets, inside, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Channels of some tokens, (tokens, PADDED), zero outside the grid and beyond WIDTH."""
-    offsets, mask = _channels(offsets, inside, WIDTH, PADDED)
-    return tl.load(base + offsets, mask=mask, other=0.0)
-
-
-@triton.jit
-def _store(base, token, inside, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Writes (tokens, PADDED) to the tokens of a contiguous (B, H, W, N, WIDTH)."""
-    offsets, mask = _channels(token * WIDTH, inside, WIDTH, PADDED)
-    tl.store(base + offsets, x.to(base.dtype.element_ty), mask=mask)
-
-
-@triton.jit
-def _load_state(
-    base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
-):  # fmt: skip
-    """The sums of a head, of (B, N, E+1, M): (PADDED_E, PADDED_M) and, of the ones, (PADDED_M)."""
-    start = base + head * ((E + 1) * M)
-    value, feature = tl.arange(0, PADDED_E), tl.arange(0, PADDED_M)
-    mask = (value < E)[:, None] & (feature < M)[None, :]
-    state = tl.load(start + value[:, None] * M + feature[None, :], mask=mask, other=0.0)
-    return state, tl.load(start + E * M + feature, mask=feature < M, other=0.0)
-
-
-@triton.jit
-def _load_cut(
-    base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
-    LOW: tl.constexpr,
-):  # fmt: skip
-    """High or low parts of a head's sums, as `cut_kernel` writes them, (PADDED_E, PADDED_M)."""
-    start = base + head * ((2 * E + 3) * M) + (E * M if LOW else 0)
-    value, feature = tl.arange(0, PADDED_E)[:, None], tl.arange(0, PADDED_M)[None, :]
-    return tl.load(start + value * M + feature, mask=(value < E) & (feature < M), other=0.0)
-
-
-@triton.jit
-def _load_cut_ones(
-    base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, ROWS: tl.constexpr,
-):  # fmt: skip
-    """The three parts of the sum that belongs to the ones, and zeros: (ROWS, PADDED_M)."""
-    start = base + head * ((2 * E + 3) * M) + 2 * E * M
-    part, feature = tl.arange(0, ROWS)[:, None], tl.arange(0, PADDED_M)[None, :]
-    return tl.load(start + part * M + feature, mask=(part < 3) & (feature < M), other=0.0)
 
 
 @triton.jit
@@ -247,171 +111,6 @@ def _weights_at(distance, near, beyond, axis: tl.constexpr, RADII: tl.constexpr)
             value = tl.expand_dims(value, axis)
         weight = tl.where(_in_group(distance, g, RADII), value, weight)
     return weight
-
-
-@triton.jit
-def _inverse(denominator):
-    """1/denominator, and 0 where it counts as 0, as `safe_divide`."""
-    empty = tl.abs(denominator) < SMALLEST
-    return tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, denominator))
-
-
-@triton.jit
-def _parts(x, dtype: tl.constexpr):
-    """x = high + low for a float32 x that is to meet inputs of a half-precision type.
-
-    The high part keeps the bits that bfloat16 (8) or tf32 (11) hold, the low part is the remainder.
-    """
-    kept: tl.constexpr = -65536 if dtype == tl.bfloat16 else -8192
-    high = (x.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
-    low = x - high
-    if dtype == tl.bfloat16:
-        high, low = high.to(tl.bfloat16), low.to(tl.bfloat16)
-    return high, low
-
-
-@triton.jit
-def _add_products(x, inputs, total, SPLIT: tl.constexpr):
-    """total + x @ inputs, for a float32 x. Without SPLIT, x is rounded for tensor cores."""
-    if inputs.dtype == tl.float32:
-        total = tl.dot(x, inputs, total, input_precision="ieee")
-    elif SPLIT:
-        high, low = _parts(x, inputs.dtype)
-        exact = inputs.to(high.dtype)
-        total = tl.dot(high, exact, total, input_precision="tf32")
-        total = tl.dot(low, exact, total, input_precision="tf32")
-    elif inputs.dtype == tl.bfloat16:
-        total = tl.dot(x.to(tl.bfloat16), inputs, total)
-    else:  # to the nearest number of tf32: the cores would drop the last bits
-        rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-        total = tl.dot(rounded, inputs.to(tl.float32), total, input_precision="tf32")
-    return total
-
-
-@triton.jit
-def _times_state(inputs, state):
-    """inputs @ state, for a float32 state."""
-    if inputs.dtype == tl.float32:
-        result = tl.dot(inputs, state, input_precision="ieee")
-    else:
-        high, low = _parts(state, inputs.dtype)
-        exact = inputs.to(high.dtype)
-        result = tl.dot(exact, low, input_precision="tf32")
-        result = tl.dot(exact, high, result, input_precision="tf32")
-    return result
-
-
-@triton.jit
-def _times_cut(
-    inputs, base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
-    PADDED_E: tl.constexpr, FLIP: tl.constexpr,
-):  # fmt: skip
-    """inputs (tokens, E) @ the sums of a head; where FLIP, inputs (tokens, M) @ their transpose."""
-    if inputs.dtype == tl.float32:
-        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
-        result = tl.dot(inputs, tl.trans(high) if FLIP else high, input_precision="ieee")
-    elif PADDED_M * PADDED_E <= 64 * 64:  # both loaded at once
-        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
-        low = _load_cut(base, head, M, E, PADDED_M, PADDED_E, True)
-        exact = inputs.to(high.dtype)
-        result = tl.dot(exact, tl.trans(low) if FLIP else low, input_precision="tf32")
-        result = tl.dot(exact, tl.trans(high) if FLIP else high, result, input_precision="tf32")
-    else:  # one after the other, in the same shared memory
-        low = _load_cut(base, head, M, E, PADDED_M, PADDED_E, True)
-        exact = inputs.to(low.dtype)
-        result = tl.dot(exact, tl.trans(low) if FLIP else low, input_precision="tf32")
-        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
-        result = tl.dot(exact, tl.trans(high) if FLIP else high, result, input_precision="tf32")
-    return result
-
-
-@triton.jit
-def state_kernel(
-    first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
-    weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """One chunk's share of a sum over the image, transposed: (E+1, M).
-
-    Forward:  Sᵀ = Σ_j [v_j, 1] φk_jᵀ, of keys and values.
-    BACKWARD: Tᵀ = Σ_i α_rest(i)/den_i · [∂o_i, −δ_i] φq_iᵀ, of queries and output gradients.
-    FLAT: rows follow each other in memory as columns do.
-    """
-    if OVERLAP:
-        gdc_launch_dependents()
-    b, n, chunk = _chunk(first, N)
-    features += b * feature_strides[0] + n * feature_strides[3]
-    values += b * value_strides[0] + n * value_strides[3]
-    weights += b * weight_strides[0] + n * weight_strides[3] + (GROUPS - 1) * weight_strides[4]
-    total = tl.zeros((PADDED_E, PADDED_M), tl.float32)
-    # Of the ones: 16 times the same by products, or all tokens apart, summed once, at the end.
-    ones = tl.zeros((TOKENS if BACKWARD else 16, PADDED_M), tl.float32)
-    for block in range(BLOCKS):
-        index = (chunk * BLOCKS + block) * TOKENS + tl.arange(0, TOKENS)
-        inside = index < H * W
-        row, column = index * 0, index
-        if not FLAT:
-            row, column = index // W, index % W
-        feature = _load(features, _offsets(row, column, feature_strides, True), inside, M, PADDED_M)
-        value = _load(values, _offsets(row, column, value_strides, True), inside, E, PADDED_E)
-        if BACKWARD:
-            at = _offsets(row, column, weight_strides, True)
-            rest = tl.load(weights + at, mask=inside, other=0.0)
-            token = b * H * W * N + index.to(tl.int64) * N + n
-            weight = rest.to(tl.float32) * tl.load(inverse + token, mask=inside, other=0.0)
-            weighted = tl.trans(value.to(tl.float32) * weight[:, None])
-            total = _add_products(weighted, feature, total, True)
-            weight *= -tl.load(delta + token, mask=inside, other=0.0)
-            ones += feature.to(tl.float32) * weight[:, None]
-        else:
-            total = tl.dot(tl.trans(value), feature, total, input_precision="ieee")
-            one = tl.full((16, TOKENS), 1.0, tl.float32).to(feature.dtype)
-            ones = tl.dot(one, feature, ones, input_precision="ieee")
-    start = partial + ((b * N + n) * chunks + chunk) * ((E + 1) * M)
-    channel, m = tl.arange(0, PADDED_E), tl.arange(0, PADDED_M)
-    mask = (channel < E)[:, None] & (m < M)[None, :]
-    tl.store(start + channel[:, None] * M + m[None, :], total, mask=mask)
-    tl.store(start + E * M + m, tl.sum(ones, 0) * (1.0 if BACKWARD else 0.0625), mask=m < M)
-
-
-@triton.jit
-def cut_kernel(
-    first, partial, cut, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
-    ROUNDS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """Adds up a head's chunks, and cuts the sum in parts for tensor cores, rows of M: the high
-    parts of its E rows, their low parts, and of the ones' row three parts, which are all its bits.
-
-    DTYPE: of the inputs that it is to meet. The parts of float32 are the sum itself, and zero.
-    """
-    if OVERLAP:
-        gdc_launch_dependents()
-        gdc_wait()
-    head, index = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    size: tl.constexpr = (E + 1) * M
-    inside = index < size
-    chunk = tl.arange(0, 16)[:, None]
-    total = tl.zeros((16, BLOCK), tl.float32)
-    for step in range(ROUNDS):
-        at = step * 16 + chunk
-        start = partial + (head * chunks + at) * size
-        total += tl.load(start + index[None, :], mask=(at < chunks) & inside[None, :], other=0.0)
-    of_ones = inside & (index >= E * M)
-    high = tl.sum(total, 0)
-    rest = tl.zeros_like(high)
-    last = rest
-    if DTYPE != tl.float32:
-        exact = high
-        high = _parts(exact, DTYPE)[0]
-        rest = exact - high.to(tl.float32)
-        middle, last = _parts(rest, DTYPE)
-        rest = tl.where(of_ones, middle.to(tl.float32), rest)
-    cut += head * ((2 * E + 3) * M)
-    at = cut + tl.where(of_ones, index + E * M, index)
-    tl.store(at, high, mask=inside)
-    tl.store(at + tl.where(of_ones, M, E * M), rest.to(cut.dtype.element_ty), mask=inside)
-    tl.store(at + 2 * M, last, mask=of_ones)
 
 
 @triton.jit
@@ -754,91 +453,6 @@ def tiled_triton_backward(
     return grads[0], grads[1], grads[2], grads[3]
 
 
-def _sum_state(*inputs: Any) -> Tensor:
-    """S of keys and values, or T of queries and gradients: (B, N, E+1, M) in float32.
-
-    Chunks are summed in a fixed order, so results repeat bit for bit.
-    """
-    partial = _sum_chunks(*inputs)
-    return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
-
-
-def _cut_state(features: Tensor, *others: Any, state: Tensor | None = None) -> Tensor:
-    """The same in parts, (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is known."""
-    partial = _sum_chunks(features, *others) if state is None else state[:, :, None]
-    B, N, chunks, rows, M = partial.shape
-    half = features.dtype == torch.bfloat16
-    cut = partial.new_empty(B, N, 2 * rows + 1, M, dtype=torch.bfloat16 if half else torch.float32)
-    rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
-    launch(
-        cut_kernel, (B * N, _parts_of(rows * M, block), 1),
-        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, _overlaps(),
-        num_warps=4, **_overlapping(),
-    )  # fmt: skip
-    return cut
-
-
-def _sum_chunks(
-    features: Tensor, values: Tensor, spatial_weights: Tensor,
-    delta: Tensor | None = None, inverse: Tensor | None = None,
-) -> Tensor:  # fmt: skip
-    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M)."""
-    (B, H, W, N, M), E = features.shape, values.shape[-1]
-    backward, wide = delta is not None, max(M, E) * features.element_size()
-    tokens, blocks, options = _choose_state(B * N, H * W, wide, backward)
-    chunks = _parts_of(H * W, tokens * blocks)
-    flat = all(x.stride(1) == W * x.stride(2) for x in (features, values, spatial_weights))
-    partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
-    launch(
-        state_kernel, (N, chunks, B),
-        features, values, spatial_weights, delta, inverse, partial,
-        features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
-        N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks, flat,
-        backward, _overlaps(), **options,
-    )  # fmt: skip
-    return partial
-
-
-# On GPUs of compute capability 9.0 and newer, a kernel may start before the one before it ends. The
-# far sum and its cutting let the next start at once, which waits for them where it needs the sum:
-# by then it is through with its window. What it reads before that was written before the far sum
-# began, and memory that it writes was its own by then.
-
-
-def _overlaps() -> bool:
-    return not INTERPRETED and _capability() >= 90
-
-
-def _overlapping() -> dict[str, Any]:
-    return {"launch_pdl": True} if _overlaps() else {}
-
-
-def _capability() -> int:
-    return int(triton.runtime.driver.active.get_current_target().arch)
-
-
-def _dense_channels(x: Tensor) -> Tensor:
-    return x if x.stride(-1) == 1 or x.shape[-1] == 1 else x.contiguous()
-
-
-# Triton has both, ten times as slow: kernels may call them, too.
-
-
-def _parts_of(whole: int, part: int) -> int:
-    """How many parts make up at least a whole."""
-    return -(-whole // part)
-
-
-def _power_of_two(x: int) -> int:
-    """The next, or x itself."""
-    return 1 << (x - 1).bit_length()
-
-
-def _padded(width: int) -> int:
-    """A width that tensor cores take."""
-    return max(16, _power_of_two(width))
-
-
 def _padded_groups(radii: list[int]) -> int:
     """A number of groups that a warp can gather from."""
     return max(4, _power_of_two(len(radii) + 1))
@@ -850,12 +464,9 @@ def _padded_groups(radii: list[int]) -> int:
 # is felt where a window's mass is subtracted again, its weight being less than the rest's; and
 # where one pair is all there is, so grids of up to so many tokens have them cut anyway.
 SPLIT_PAIRS = False
+
+
 SPLIT_TOKENS = 64
-
-# Programs that form sums forward, all at once; each sums at most 2,048 tokens.
-STATE_PROGRAMS = 768
-
-TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
 
 @dataclass(frozen=True)
@@ -931,15 +542,3 @@ def _tile_table(
     if role == "forward" and wide <= 32:  # registers for six programs at a time
         return 8, 8, 2, {"num_warps": 4, "num_stages": 3, "maxnreg": 80}
     return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": 128}
-
-
-def _choose_state(
-    heads: int, tokens: int, wide: int, backward: bool
-) -> tuple[int, int, dict[str, int]]:
-    """Tokens at once, how often, and the launch of `state_kernel`, by bytes of its wider input."""
-    block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
-    if backward and wide <= 64:
-        block, warps = 64, 1
-    share = max(heads * tokens // (4 * STATE_PROGRAMS if backward else STATE_PROGRAMS), block)
-    blocks = _power_of_two(_parts_of(min(share, 2048, tokens), block))  # few kernels to compile
-    return block, blocks, {"num_warps": warps, "num_stages": 1}
