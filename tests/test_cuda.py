@@ -110,6 +110,17 @@ def test_triton_takes_strided_views_without_copies(dtype):
     assert torch.equal(out, run("tiled_triton", partition)(*contiguous, weights))
 
 
+def test_a_kernel_for_aligned_memory_is_not_taken_for_other():
+    partition, shape = chebyshev(4), (1, 50, 70, 3, 6, 32)
+    size = torch.Size(shape).numel()
+    memory = torch.rand(size + 1, device="cuda", dtype=torch.bfloat16)
+    weights = torch.rand(1, 50, 70, 6, 5, device="cuda")
+    for start in (0, 1, 0):
+        q, k, v = memory[start : start + size].view(shape).unbind(3)
+        exact = run("tiled", partition)(*(x.double() for x in (q, k, v, weights)))
+        assert relative_error(run("tiled_triton", partition)(q, k, v, weights), exact) < 5e-3
+
+
 def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
     """The error of a kernel is at most twice that of the same algorithm in PyTorch."""
     exact = gradients(run(name, partition, mask, eps), tuple(x.double() for x in inputs))

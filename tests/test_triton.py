@@ -359,6 +359,53 @@ def test_auto_takes_the_kernels_where_they_run(monkeypatch):
     assert "needs triton, which is not installed" in triton_refusal(*arguments)
 
 
+def test_only_a_launch_like_an_earlier_one_skips_the_search(monkeypatch):
+    from triton.compiler import CompiledKernel
+
+    from ripple_attention.ops import launch
+
+    class Compiled(CompiledKernel):
+        def __init__(self):
+            pass
+
+        def __getitem__(self, grid):
+            return lambda *arguments: runs.append(("found", grid, arguments[0]))
+
+    class Kernel:
+        def __getitem__(self, grid):
+            def search(*arguments, **options):
+                runs.append(("searched", grid, arguments[0]))
+                return Compiled()
+
+            return search
+
+    monkeypatch.setattr(launch, "READY", {})
+    runs, kernel, x = [], Kernel(), torch.zeros(32)
+
+    def ways(tensor, *numbers, grid=(1, 1, 1), of=kernel, **options):
+        runs.clear()
+        launch.launch(of, grid, tensor, *numbers, **options)
+        return [way for way, *_ in runs]
+
+    like = [((x, 3), {"num_warps": 4}), ((x + 1, 3), {"num_warps": 4})]
+    unlike = [
+        ((x, 4), {"num_warps": 4}),
+        ((x, 3), {"num_warps": 8}),
+        ((x[1:], 3), {"num_warps": 4}),
+    ]
+    unlike += [((x.double(), 3), {"num_warps": 4}), ((x, (3, 1)), {"num_warps": 4})]
+    assert ways(*like[0][0], **like[0][1]) == ["searched"]
+    for arguments, options in like:
+        assert ways(*arguments, **options) == ["found"]
+    for arguments, options in unlike:
+        assert ways(*arguments, **options) == ["searched"]
+    assert ways(x, 3, num_warps=4, of=Kernel()) == ["searched"]
+    assert ways(x, 3, num_warps=4, grid=(1, 2, 70000)) == ["found", "searched"]
+    assert runs == [("found", (1, 2, 65535), 0), ("searched", (1, 2, 4465), 65535)]
+    monkeypatch.setattr(launch, "MOST", len(launch.READY))
+    assert ways(x, 5, num_warps=4) == ["searched"] and len(launch.READY) == 1
+
+
 def test_an_exported_layer_holds_plain_operations():
     layer = RippleAttention(16, num_heads=2, implementation="tiled_triton").eval()
     x = torch.randn(1, 6, 7, 16)
