@@ -20,6 +20,7 @@ app.command(context_settings={**commands.EXTRA, "help_option_names": []})(comman
 app.command(context_settings=commands.EXTRA)(commands.evaluate)
 app.command()(commands.predict)
 app.command()(commands.results)
+app.command()(commands.pack)
 app.command()(looking.explain)
 app.command()(looking.analyze)
 app.command(name="app")(looking.app)

@@ -3,6 +3,8 @@
 import csv
 import io
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 import torch
@@ -16,7 +18,12 @@ from ripple_attention.data.digits import load_digits_images
 from ripple_attention.plots import weight_map
 from ripple_attention.recipes import find_recipe
 from ripple_attention.train import commands
-from ripple_attention.train.checkpoint import read_description
+from ripple_attention.train.checkpoint import (
+    describe,
+    read_description,
+    read_weights,
+    write_weights,
+)
 from ripple_attention.train.evaluate import Predictor, evaluate
 
 PNG = b"\x89PNG"
@@ -275,6 +282,43 @@ def test_results_are_gathered(demo, tmp_path):
     assert "it is no folder of a run" in str(
         ripple("results", tmp_path, "--output", path).exception
     )
+
+
+def test_a_packed_model_is_half_as_large_and_says_what_it_is(demo, tmp_path):
+    folder, path = demo[0], tmp_path / "new" / "digits.safetensors"
+    done = ripple("pack", folder, path)
+    assert done.exit_code == 0, done.output
+    whole, packed = folder / "model.safetensors", Predictor(path)
+    assert path.stat().st_size < 0.6 * whole.stat().st_size
+    assert {x.dtype for x in read_weights(path)[0].values()} == {torch.half}
+    digit = load_digits_images(train=False)[0][0]
+    for (label, ours), (expected, theirs) in zip(
+        packed(digit), Predictor(whole)(digit), strict=True
+    ):
+        assert label == expected and ours == pytest.approx(theirs, abs=2e-3)
+    result = json.loads((folder / "result.json").read_text())
+    card = path.with_suffix(".md").read_text()
+    assert "`ripple train digits --seed 0`" in card and "epochs: 24 → 2" in card
+    assert f"top-1 % {result['top1']:.4g}, top-5 % {result['top5']:.4g} on" in card
+    assert sorted(x.name for x in path.parent.iterdir()) == ["digits.md", "digits.safetensors"]
+
+
+def test_what_cannot_be_packed_is_refused_in_words(demo, tmp_path):
+    assert "a .safetensors file; got" in str(ripple("pack", demo[0], tmp_path / "x.pt").exception)
+    path = tmp_path / "x.safetensors"
+    assert "it is no folder of a run" in str(ripple("pack", tmp_path, path).exception)
+    run = shutil.copytree(demo[0], tmp_path / "run")
+    weights, metadata = read_weights(run / "model.safetensors")
+    recipe, classes = read_description(run / "model.safetensors")
+    elsewhere = replace(recipe, data=replace(recipe.data, root="/home/somebody/data"))
+    write_weights(run / "model.safetensors", weights, describe(elsewhere, classes))
+    assert ripple("pack", run, path).exit_code == 0
+    assert read_description(path)[0].data.root == "data"
+    weights["head.bias"][0] = 1e5
+    write_weights(run / "model.safetensors", weights, metadata)
+    before = path.read_bytes()
+    assert "head.bias has 100,000" in str(ripple("pack", run, path).exception)
+    assert path.read_bytes() == before
 
 
 def test_analyze_also_draws_the_divergence_in_training(demo, tmp_path):

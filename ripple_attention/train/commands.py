@@ -1,4 +1,4 @@
-"""The commands that train and use models: `ripple train`, `evaluate`, `predict` and `results`."""
+"""The commands that train and use models: `ripple train`, `evaluate`, `predict` and so on."""
 
 import os
 import signal
@@ -214,6 +214,21 @@ def results(
     output.parent.mkdir(parents=True, exist_ok=True)
     write_csv(rows, output)
     console.print(f"Wrote {len(rows)} rows to [bold]{output}[/bold]")
+
+
+def pack(
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    path: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
+    ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
+) -> None:
+    """Write a model to pass on: half precision, with a model card.
+
+    Example: ripple pack runs/demo digits.safetensors
+    """
+    from ripple_attention.train.pack import pack as run_pack
+
+    card = run_pack(run, path, ema)
+    console.print(f"Wrote [bold]{path}[/bold] and [bold]{card}[/bold]", soft_wrap=True)
 
 
 def recipe_of(name: str) -> "Recipe":
