@@ -42,6 +42,20 @@ def test_picture_is_written(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new folder", "ripples.svg"]
 
 
+def test_bench_op_times_some_systems_alone(tmp_path):
+    path = tmp_path / "op.csv"
+    words = ("--sides", 5, "--rounds", 1, "--heads", 1, "--head-dim", 4, "--output", path)
+    done = ripple("bench", "op", *words, "--only", "naive,linear attention")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    names = ["ripple naive", "linear attention"]
+    assert list(dict.fromkeys(row["system"] for row in rows)) == [*names, op.FLOOR]
+    assert all(row["relative_error"] for row in rows if row["system"] in names)
+    done = ripple("bench", "op", *words, "--only", "ripple tield")
+    said = " ".join(done.output.replace("│", " ").split())
+    assert done.exit_code == 2 and "did you mean ripple tiled" in said
+
+
 def test_bench_op_checks_times_and_writes(tmp_path):
     path, figure = tmp_path / "op.csv", tmp_path / "op.png"
     words = ("--sides", "5,9", "--rounds", 1, "--heads", 2, "--head-dim", 8, "--output", path)

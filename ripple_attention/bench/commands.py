@@ -27,6 +27,9 @@ def op(
     dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 7,
+    only: Annotated[
+        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
+    ] = "",
     output: Annotated[
         Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
     ] = None,
@@ -35,15 +38,31 @@ def op(
 
     Example: ripple bench op --sides 14,64 --rounds 3
     """
-    from ripple_attention.bench.op import AGREEMENT, OpBenchmark, default_path, run
+    from ripple_attention.bench.op import (
+        AGREEMENT,
+        OpBenchmark,
+        chosen_systems,
+        default_path,
+        run,
+        systems,
+    )
+    from ripple_attention.partition import chebyshev
 
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
+    words = tuple(only.split(",")) if only else ()
     config = OpBenchmark(
-        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds
+        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds, words
     )
     check_device(device)
+    partition = chebyshev(max_distance)
+    if not chosen_systems(partition, config):
+        names = list(systems(partition, config))
+        raise typer.BadParameter(
+            f"no system's name contains {only!r}: {did_you_mean(only, names)}"
+            f"They are {'; '.join(names)}"
+        )
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show(rows)
@@ -236,7 +255,7 @@ def show(rows: list[Row]) -> None:
     console.print(
         f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "
         f"{first['head_dim']}, R_max {first['max_distance']}.\n"
-        "Medians; ×: how many times as long as tiles take; MB: peak memory; –: does not fit."
+        "Medians; ×: how many times as long as tiles, if timed; MB: peak memory; –: does not fit."
     )
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
         table = Table(title=f"{tokens:,} tokens", title_justify="left")
@@ -248,11 +267,12 @@ def show(rows: list[Row]) -> None:
                 table.add_column(heading, justify="right", no_wrap=True)
             here = [row for row in rows if row["tokens"] == tokens and row["pass"] == step]
             fastest = ("ripple tiled triton", "ripple tiled")
-            tiled = next(r["median_ms"] for s in fastest for r in here if r["system"] == s)
+            times = [r["median_ms"] for s in fastest for r in here if r["system"] == s]
             for row in here:
                 line = cells.setdefault(row["system"], [])
                 if row["status"] == "ok":
-                    line += [short(row["median_ms"]), short(row["median_ms"] / tiled)]
+                    ratio = short(row["median_ms"] / times[0]) if times else "–"
+                    line += [short(row["median_ms"]), ratio]
                     line += [short(row["peak_mb"])]
                 else:
                     line += ["–", "–", "–"]

@@ -36,6 +36,7 @@ class OpBenchmark:
     dtype: str = "float32"
     device: str = "cpu"
     rounds: int = 7
+    only: tuple[str, ...] = ()  # names of systems, or parts of names; all unless given
     patience: float = 5.0
     seed: int = 0
 
@@ -63,6 +64,16 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         "ripple naive": ripple("naive"),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
+    }
+
+
+def chosen_systems(partition: Partition, config: OpBenchmark) -> dict[str, System]:
+    """Those that are timed."""
+    known = systems(partition, config)
+    return {
+        name: system
+        for name, system in known.items()
+        if not config.only or any(word == name or word in name for word in config.only)
     }
 
 
@@ -126,7 +137,8 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
     for side in config.sides:
         inputs = make_inputs(config, side, partition)
         runnable, refused = {}, {}
-        for name, system in systems(partition, config).items():
+        wanted = chosen_systems(partition, config)
+        for name, system in wanted.items():
             needed = expected_bytes(name, config, side)
             if needed > 0.8 * measure.available_bytes(device):
                 refused[name] = f"skipped: needs about {needed / 1e9:.0f} GB"
@@ -143,7 +155,7 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
             times = measure.interleaved_seconds(
                 steps, device, config.rounds, config.patience, as_graphs=True
             )
-            for name in (*systems(partition, config), FLOOR):
+            for name in (*wanted, FLOOR):
                 row = {**common, "height": side, "width": side, "tokens": side * side}
                 row |= {"system": name, "pass": step_name, "status": refused.get(name, "ok")}
                 if name in steps:
@@ -196,12 +208,13 @@ def disagreements(
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
     reference_name = "ripple naive" if "ripple naive" in runnable else "ripple tiled"
+    tiled = systems(partition, config)["ripple tiled"]
     errors: dict[str, float] = {}
     with torch.no_grad():
-        reference = runnable[reference_name](*inputs)
+        reference = runnable.get(reference_name, tiled)(*inputs)
         uniform = torch.full_like(inputs[3], 1 / partition.num_groups)
         q, k, v, _ = inputs
-        plain = runnable["ripple tiled"](q, k, v, uniform)
+        plain = tiled(q, k, v, uniform)
         for name, system in runnable.items():
             if name.startswith("softmax"):
                 continue
