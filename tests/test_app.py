@@ -18,8 +18,8 @@ from ripple_attention.data.digits import load_digits_images
 from ripple_attention.look import app, uploads
 from ripple_attention.look.uploads import UploadError, decode
 from ripple_attention.look.viewer import (
+    EMBEDDED_CHOICE,
     EXAMPLES,
-    UNTRAINED,
     Viewer,
     clickable,
     find_checkpoints,
@@ -126,7 +126,7 @@ def digit():
 def test_the_newest_run_that_can_be_read_comes_first(runs, viewer):
     assert [path.parent.name for path in find_checkpoints(runs)] == ["broken", "newest", "older"]
     assert Path(viewer.first_choice()).parent.name == "newest"
-    assert UNTRAINED not in viewer.choices
+    assert EMBEDDED_CHOICE not in viewer.choices
 
 
 def test_a_run_or_a_file_may_be_named(runs):
@@ -136,11 +136,19 @@ def test_a_run_or_a_file_may_be_named(runs):
         Viewer(runs / "unfinished")
 
 
-def test_without_runs_the_model_is_said_to_be_untrained(tmp_path, monkeypatch, digit):
+def test_the_embedded_model_comes_first_unless_another_is_named(runs, tmp_path, monkeypatch, digit):
     monkeypatch.chdir(tmp_path)
     viewer = Viewer()
-    assert viewer.first_choice() == UNTRAINED
-    assert "not trained" in viewer.answer(UNTRAINED, digit).words
+    assert viewer.choices == [EMBEDDED_CHOICE] and viewer.first_choice() == EMBEDDED_CHOICE
+    answer = viewer.answer(EMBEDDED_CHOICE, digit)
+    assert max(answer.classes, key=answer.classes.get) == "3"
+    monkeypatch.chdir(runs.parent)
+    monkeypatch.setattr(
+        "ripple_attention.look.viewer.find_checkpoints", lambda _: [runs / "newest"]
+    )
+    viewer = Viewer()
+    assert viewer.choices == [EMBEDDED_CHOICE, str(runs / "newest")]
+    assert viewer.first_choice() == EMBEDDED_CHOICE
 
 
 def test_only_listed_checkpoints_are_opened(viewer, digit):

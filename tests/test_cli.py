@@ -3,6 +3,7 @@
 import csv
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from ripple_attention.plots import weight_map
 from ripple_attention.recipes import find_recipe
 from ripple_attention.train import commands
 from ripple_attention.train.checkpoint import (
+    EMBEDDED,
     describe,
     read_description,
     read_weights,
@@ -281,6 +283,21 @@ def test_predict_says_what_training_saw(demo):
     right = [predictor(digits[i][0])[0][0] == str(digits[i][1]) for i in range(len(digits))]
     result = json.loads((folder / "result.json").read_text())
     assert 100 * sum(right) / len(right) == pytest.approx(result["top1"])
+
+
+def test_the_embedded_model_is_as_good_as_its_card_says(tmp_path):
+    digits, predictor = load_digits_images(train=False), Predictor(EMBEDDED)
+    right = [predictor(digits[i][0])[0][0] == str(digits[i][1]) for i in range(len(digits))]
+    card = EMBEDDED.with_suffix(".md").read_text()
+    (said,) = re.findall(r"top-1 % ([\d.]+),", card)
+    assert 100 * sum(right) / len(right) == pytest.approx(float(said), abs=0.3)
+    assert EMBEDDED.stat().st_size < 2**20 and find_recipe("digits") == predictor.recipe
+    picture = tmp_path / "digit.png"
+    digits[0][0].convert("L").resize((50, 40)).save(picture)
+    alone, named = ripple("predict", picture), ripple("predict", "embedded", picture)
+    assert alone.exit_code == 0 and alone.output == named.output
+    done = ripple("predict", "embedded")
+    assert done.exit_code == 2 and "a picture must follow" in done.output
 
 
 def test_results_are_gathered(demo, tmp_path):

@@ -9,7 +9,9 @@ import typer
 
 from ripple_attention.console import check_device, console
 
-CHECKPOINT = typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
+CHECKPOINT = typer.Argument(
+    help="A .safetensors file, the folder of a checkpoint or a run, or embedded."
+)
 EMA = typer.Option("--ema", help="The running mean of the weights.")
 DEVICE = typer.Option(help="cpu or cuda.")
 
@@ -102,7 +104,9 @@ def analyze(
 def app(
     checkpoint: Annotated[
         Path | None,
-        typer.Argument(help="A checkpoint, a run, or a folder of runs; runs unless given."),
+        typer.Argument(
+            help="A checkpoint, a run, or a folder of runs; embedded and runs unless given."
+        ),
     ] = None,
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The first free from 7860 unless given.")

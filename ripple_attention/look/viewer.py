@@ -13,12 +13,9 @@ from PIL import Image, ImageDraw
 from ripple_attention.look.explain import Explainer, Explanation
 from ripple_attention.look.figure import head_tiles, layer_tiles, png, tiles_figure
 from ripple_attention.look.views import AS_TRAINED, LayerView, Settings, shares
+from ripple_attention.train.checkpoint import EMBEDDED
 
-UNTRAINED = "a small ripple model, not trained"
-NOT_TRAINED = (
-    "This model is not trained: its weights are random, and so are its classes. Train one in two "
-    "minutes with `ripple demo`, then start `ripple app` again."
-)
+EMBEDDED_CHOICE = "embedded: handwritten digits"
 SIDE = 480  # pixels of the picture to click on
 
 
@@ -47,7 +44,7 @@ class Viewer:
 
     Args:
         checkpoint: A file of weights, the folder of a run, or a folder of runs. None stands for
-            `runs`, and where that holds none, for a small model with random weights.
+            the classifier that comes with the package, then for those in `runs`.
         device: Where to compute.
     """
 
@@ -58,9 +55,10 @@ class Viewer:
                 "the checkpoint must be a .safetensors file, the folder of a run, or a folder of "
                 f"such folders, as `ripple train` writes them; got {checkpoint}"
             )
-        self.paths = {str(path): path for path in found}
+        self.paths = {} if checkpoint else {EMBEDDED_CHOICE: EMBEDDED}
+        self.paths |= {str(path): path for path in found}
         self.device = device
-        self.choices = [*self.paths, *([] if checkpoint else [UNTRAINED])]
+        self.choices = list(self.paths)
         self._explainer = cache(self._load)
 
     def explainer(self, choice: str) -> Explainer:
@@ -70,12 +68,10 @@ class Viewer:
         return self._explainer(choice)
 
     def _load(self, choice: str) -> Explainer:
-        if choice == UNTRAINED:
-            return untrained()
         return Explainer.from_checkpoint(self.paths[choice], device=self.device)
 
     def first_choice(self) -> str:
-        """The newest checkpoint that can be loaded, and ripples if any does."""
+        """The first checkpoint that can be loaded, and ripples if any does."""
         others = []
         for choice in self.choices:
             try:
@@ -141,20 +137,6 @@ def find_checkpoints(root: Path) -> list[Path]:
 def trained_settings(explainer: Explainer) -> Settings:
     """The settings that the sliders show at first."""
     return Settings(explainer.max_distance, explainer.halt_threshold)
-
-
-def untrained() -> Explainer:
-    """A small ripple model with random weights, always the same."""
-    import timm
-
-    import ripple_attention.models  # noqa: F401  makes our names known to timm
-
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = timm.create_model(
-            "ripple_tiny4_patch2_32", patch_size=4, embed_dim=64, num_heads=4, num_classes=10
-        )
-    return Explainer.from_model(model, note=NOT_TRAINED)
 
 
 def clickable(explanation: Explanation, at: tuple[int, int]) -> Image.Image:

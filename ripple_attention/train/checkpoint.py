@@ -20,6 +20,8 @@ from ripple_attention.train.recipe import Recipe
 # Files of weights, and what their names begin with in the state of a `TrainedModule`.
 WEIGHTS = {"model.safetensors": "model.", "ema.safetensors": "ema.module."}
 TRAINER = "trainer.pt"
+# A classifier of digits that comes with the package; its card lies beside it.
+EMBEDDED = Path(__file__).parents[1] / "weights" / "digits.safetensors"
 KEEP = 2
 
 
@@ -132,10 +134,15 @@ def read_description(path: Path) -> tuple[Recipe, tuple[str, ...]]:
 
 
 def find_weights(path: Path, ema: bool = False) -> Path:
-    """The file of weights that a person means: a file, a checkpoint's folder or a run's."""
+    """The file of weights that a person means: a file, a checkpoint's folder or a run's.
+
+    `embedded` is the one that comes with the package.
+    """
     name = list(WEIGHTS)[ema]
     if path.is_file():
         return path
+    if path == Path("embedded") and not path.exists():
+        return EMBEDDED
     candidates = [path / name]
     checkpoints = path / "checkpoints"
     candidates += [folder_of_step(checkpoints, step) / name for step in steps_kept(checkpoints)]
@@ -143,8 +150,8 @@ def find_weights(path: Path, ema: bool = False) -> Path:
         if candidate.is_file():
             return candidate
     raise CheckpointError(
-        f"a checkpoint is a .safetensors file, or a folder of a run that holds {name}; "
-        f"{path} is neither" + ("" if path.exists() else ": it does not exist")
+        f"a checkpoint is a .safetensors file, a folder of a run that holds {name}, or `embedded`; "
+        f"{path} is none of these" + ("" if path.exists() else ": it does not exist")
     )
 
 

@@ -83,7 +83,10 @@ def one_line_when_stopped(remedy: str) -> Iterator[None]:
 def evaluate(
     context: typer.Context,
     checkpoint: Annotated[
-        Path, typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
+        Path,
+        typer.Argument(
+            help="A .safetensors file, the folder of a checkpoint or a run, or embedded."
+        ),
     ],
     ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
 ) -> None:
@@ -115,10 +118,14 @@ def evaluate(
 
 
 def predict(
-    checkpoint: Annotated[
-        Path, typer.Argument(help="A .safetensors file, or the folder of a checkpoint or a run.")
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="[CHECKPOINT] PICTURE...",
+            help="A .safetensors file, or the folder of a checkpoint or a run; a classifier of "
+            "digits that comes with the package unless given. Then pictures.",
+        ),
     ],
-    images: Annotated[list[Path], typer.Argument(help="Pictures.")],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     threshold: Annotated[
         float, typer.Option(min=0, max=1, help="Of detectors: the least score of an object.")
@@ -134,6 +141,7 @@ def predict(
     Example: ripple predict runs/demo seven.png --top 3
     """
     check_device(device)
+    checkpoint, images = checkpoint_and_pictures(paths)
     from ripple_attention.train.checkpoint import find_weights, read_description
     from ripple_attention.train.evaluate import ObjectFinder, Predictor, open_image
 
@@ -229,6 +237,16 @@ def pack(
 
     card = run_pack(run, path, ema)
     console.print(f"Wrote [bold]{path}[/bold] and [bold]{card}[/bold]", soft_wrap=True)
+
+
+def checkpoint_and_pictures(paths: list[Path]) -> tuple[Path, list[Path]]:
+    """The first path, if it is a folder or weights or has no ending; else the embedded weights."""
+    first, *others = paths
+    if not first.is_dir() and first.suffix not in ("", ".safetensors"):
+        return Path("embedded"), paths
+    if not others:
+        raise typer.BadParameter(f"a picture must follow the checkpoint; got {first} alone")
+    return first, others
 
 
 def recipe_of(name: str) -> "Recipe":
