@@ -245,7 +245,7 @@ def test_figures_are_written_and_depend_on_the_patch(explainer, digit, tmp_path)
 @pytest.mark.parametrize("name", ["ripple_tiny4_patch2_32", "deit6_tiny_patch2_32"])
 def test_models_of_timm_are_explained_on_grids_that_are_not_square(name, tmp_path):
     model = timm.create_model(name, patch_size=8, embed_dim=24, num_heads=2, depth=2)
-    explanation = Explainer.from_model(model, note="not trained")(torch.rand(3, 16, 40))
+    explanation = Explainer.from_model(model)(torch.rand(3, 16, 40))
     assert explanation.grid_size == (2, 5)
     assert explanation.classes[0][0].startswith("class ")
     write_explanation(explanation, (1, 4), tmp_path / "wide.png")

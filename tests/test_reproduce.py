@@ -13,7 +13,8 @@ import typer
 from rich.console import Console
 
 from ripple_attention import cli, paper
-from ripple_attention.bench.model import SYSTEMS, find_systems
+from ripple_attention.bench.measure import matching_names
+from ripple_attention.bench.model import SYSTEMS
 from ripple_attention.divergence import divergence_from_fixed, jensen_shannon, uniform_divergence
 from ripple_attention.files import write_csv
 from ripple_attention.recipes import find_recipe
@@ -267,7 +268,7 @@ def parse(command):
         parameters = benchmark.make_context(benchmark.name, rest, parent=context).params
     if words[2] == "model":
         parts = parameters["only"].split(",")
-        chosen = find_systems(",".join(parts))
+        chosen = matching_names(",".join(parts), SYSTEMS)
         assert all(any(part in name for name in SYSTEMS) for part in parts)
         assert len(chosen) <= len(parts) + 1  # no part names them all
         batch, left = divmod(parameters["tokens_at_once"], int(parameters["sides"]) ** 2)

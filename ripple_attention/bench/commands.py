@@ -1,6 +1,7 @@
 """The commands that measure: `ripple bench op`, `model`, `detection`, `markdown` and `plot`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,7 +42,6 @@ def op(
     from ripple_attention.bench.op import (
         AGREEMENT,
         OpBenchmark,
-        chosen_systems,
         default_path,
         run,
         systems,
@@ -51,18 +51,12 @@ def op(
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
-    words = tuple(only.split(",")) if only else ()
     config = OpBenchmark(
-        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds, words
+        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds
     )
     check_device(device)
-    partition = chebyshev(max_distance)
-    if not chosen_systems(partition, config):
-        names = list(systems(partition, config))
-        raise typer.BadParameter(
-            f"no system's name contains {only!r}: {did_you_mean(only, names)}"
-            f"They are {'; '.join(names)}"
-        )
+    names = systems(chebyshev(max_distance), config)
+    config = replace(config, only=systems_named(only, names))
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show(rows)
@@ -90,22 +84,10 @@ def model(
 
     Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
     """
-    from ripple_attention.bench.model import (
-        SYSTEMS,
-        ModelBenchmark,
-        default_path,
-        find_systems,
-        run,
-    )
+    from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
 
-    systems = find_systems(only)
-    if not systems:
-        raise typer.BadParameter(
-            f"no system's name contains {only!r}: {did_you_mean(only, SYSTEMS)}"
-            f"They are {'; '.join(SYSTEMS)}"
-        )
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+    systems = systems_named(only, SYSTEMS)
+    check_dtype(dtype)
     config = ModelBenchmark(
         grid_sides(sides), tokens_at_once, systems, dtype, device, compiled, rounds
     )
@@ -153,8 +135,7 @@ def detection(
 
     if backbone not in WEIGHTS:
         raise typer.BadParameter(f"must be one of {', '.join(WEIGHTS)}; got {backbone!r}")
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+    check_dtype(dtype)
     images = rectangles(image)
     if len(images) > 1:
         raise typer.BadParameter(f"detectors are timed on one size of picture; got {image!r}")
@@ -245,6 +226,25 @@ def rectangles(text: str) -> tuple[tuple[int, int], ...]:
             f"got {text!r}"
         )
     return tuple((int(height), int(width)) for height, width in sizes)
+
+
+def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The systems that a person means, or a refusal that names them all."""
+    from ripple_attention.bench.measure import matching_names
+
+    names = list(known)
+    found = matching_names(only, names)
+    if not found:
+        raise typer.BadParameter(
+            f"no system's name contains {only!r}: {did_you_mean(only, names)}"
+            f"They are {'; '.join(names)}"
+        )
+    return found
+
+
+def check_dtype(dtype: str) -> None:
+    if dtype not in ("float32", "bfloat16", "float16"):
+        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
 
 
 def show(rows: list[Row]) -> None:

@@ -6,7 +6,7 @@ import re
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -104,6 +104,20 @@ def peak_bytes(step: Step, device: torch.device) -> int:
         held += change
         peak = max(peak, held)
     return peak
+
+
+def matching_names(words: str, names: Iterable[str]) -> tuple[str, ...]:
+    """Names among these, or, where a word is none, that contain it; words with commas between.
+
+    >>> matching_names("tiles,soft", ["tiles", "tiles by kernels", "softmax"])
+    ('tiles', 'softmax')
+    """
+    known, parts = list(names), words.split(",")
+    return tuple(
+        name
+        for name in known
+        if any(part == name if part in known else part in name for part in parts)
+    )
 
 
 def summary(samples: list[float]) -> dict[str, float | int]:

@@ -108,20 +108,6 @@ def batch_size(side: int, config: ModelBenchmark) -> int:
     return max(1, config.tokens_at_once // side**2)
 
 
-def find_systems(words: str) -> tuple[str, ...]:
-    """Systems of these names, or, where a word is no name, whose names contain it.
-
-    >>> find_systems("DeiT-LA,R_max 4")
-    ('DeiT-LA', 'ripple, R_max 4')
-    """
-    parts = words.split(",")
-    return tuple(
-        name
-        for name in SYSTEMS
-        if any(part == name if part in SYSTEMS else part in name for part in parts)
-    )
-
-
 def fill_caches(config: ModelBenchmark) -> None:
     """Compiles every model once, in as many processes as there are cores; caches keep the code."""
     jobs = product(config.systems, config.sides, PASSES, [config])

@@ -36,7 +36,7 @@ class OpBenchmark:
     dtype: str = "float32"
     device: str = "cpu"
     rounds: int = 7
-    only: tuple[str, ...] = ()  # names of systems, or parts of names; all unless given
+    only: tuple[str, ...] = ()  # names of systems; all unless given
     patience: float = 5.0
     seed: int = 0
 
@@ -64,16 +64,6 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         "ripple naive": ripple("naive"),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
-    }
-
-
-def chosen_systems(partition: Partition, config: OpBenchmark) -> dict[str, System]:
-    """Those that are timed."""
-    known = systems(partition, config)
-    return {
-        name: system
-        for name, system in known.items()
-        if not config.only or any(word == name or word in name for word in config.only)
     }
 
 
@@ -128,6 +118,7 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
     """Checks, then times, every system at every size; yields a row for each and each pass."""
     device = torch.device(config.device)
     partition = chebyshev(config.max_distance)
+    known = systems(partition, config)
     common = {
         "hardware": measure.hardware(device),
         "torch": torch.__version__,
@@ -137,13 +128,13 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
     for side in config.sides:
         inputs = make_inputs(config, side, partition)
         runnable, refused = {}, {}
-        wanted = chosen_systems(partition, config)
-        for name, system in wanted.items():
+        wanted = [name for name in known if not config.only or name in config.only]
+        for name in wanted:
             needed = expected_bytes(name, config, side)
             if needed > 0.8 * measure.available_bytes(device):
                 refused[name] = f"skipped: needs about {needed / 1e9:.0f} GB"
             else:
-                runnable[name] = system
+                runnable[name] = known[name]
         progress(f"{side}×{side} tokens: agreement")
         errors = disagreements(runnable, inputs, partition, config)
         for step_name in PASSES:

@@ -22,13 +22,11 @@ class Explanation:
         picture: As the model saw it, (3, height, width) between 0 and 1.
         classes: Every class with its probability, the most likely first.
         layers: One view for each attention layer, in order; B = 1.
-        note: What a reader must know of the model, as "not trained".
     """
 
     picture: Tensor
     classes: list[tuple[str, float]]
     layers: list[LayerView]
-    note: str = ""
 
     @property
     def grid_size(self) -> tuple[int, int]:
@@ -48,7 +46,6 @@ class Explainer:
         classes: The names of its classes.
         transform: From a picture to what the model takes (3, height, width).
         mean, std: Of each colour, by which the transform normalises.
-        note: Shown with every explanation.
         device: Where to compute.
     """
 
@@ -60,11 +57,10 @@ class Explainer:
         *,
         mean: Sequence[float],
         std: Sequence[float],
-        note: str = "",
         device: str = "cpu",
     ):
         self.model = model.to(device).eval()
-        self.classes, self.transform, self.note = tuple(classes), transform, note
+        self.classes, self.transform = tuple(classes), transform
         self.mean, self.std = (torch.tensor(x).view(3, 1, 1) for x in (mean, std))
         self.device = device
         self._lock = Lock()  # recording changes the model for a moment
@@ -91,7 +87,6 @@ class Explainer:
         model: nn.Module,
         classes: Sequence[str] | None = None,
         *,
-        note: str = "",
         device: str = "cpu",
     ) -> "Explainer":
         """From a model of timm's kind; classes are numbered unless named."""
@@ -108,7 +103,7 @@ class Explainer:
         )
         count: Any = getattr(model, "num_classes", 0)
         names = [f"class {i}" for i in range(count)] if classes is None else classes
-        return cls(model, names, transform, note=note, device=device, **statistics)
+        return cls(model, names, transform, device=device, **statistics)
 
     @property
     def max_distance(self) -> int:
@@ -161,4 +156,4 @@ class Explainer:
         probabilities, order = logits.softmax(-1)[0].sort(descending=True)
         pairs = zip(order.tolist(), probabilities.tolist(), strict=True)
         picture = (prepared.cpu() * self.std + self.mean).clamp(0, 1)
-        return Explanation(picture, [(self.classes[i], p) for i, p in pairs], views, self.note)
+        return Explanation(picture, [(self.classes[i], p) for i, p in pairs], views)

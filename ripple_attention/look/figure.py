@@ -255,8 +255,6 @@ def explain_figure(explanation: Explanation, at: tuple[int, int]) -> Any:
     left, right = first.subplots(1, 2, width_ratios=[1, 1.4])
     draw_picture(left, explanation, at)
     draw_classes(right, explanation)
-    if explanation.note:
-        first.suptitle(explanation.note, color="tab:red", fontsize=10)
     for part, (title, tiles) in zip(others, parts, strict=True):
         part.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
         draw_tiles(part.subplots(), tiles, explanation, at)

@@ -169,8 +169,7 @@ def patch_at(x: float, y: float, grid_size: tuple[int, int]) -> tuple[int, int]:
 def words(now: Explanation, trained: Explanation, at: tuple[int, int]) -> str:
     """What there is to see, in Markdown."""
     (name, probability), *_ = now.classes
-    lines = [f"⚠️ {now.note}"] if now.note else []
-    lines.append(f"Patch at **row {at[0]}, column {at[1]}**. Class: **{name}**, {probability:.1%}.")
+    lines = [f"Patch at **row {at[0]}, column {at[1]}**. Class: **{name}**, {probability:.1%}."]
     if now.ripples:
         halting = [
             f"layer {i + 1}: {_halting(view, at)}"
