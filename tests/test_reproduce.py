@@ -188,7 +188,7 @@ def test_speeds_come_from_one_machine(results):
     assert isinstance(linear, Missing)
     (command,) = linear.commands
     wanted = "DeiT-LA of 4 layers,DeiT-LA,ripple of 4 layers,R_max 4"
-    assert f"--sides 16 --tokens-at-once 16384 --only '{wanted}'" in command
+    assert f"--sides 16 --batch 64 --forward-alone --only '{wanted}'" in command
     found.models = found.models[:2]
     assert ours("table8", "speed", "DeiT-LA", found).text(0) == "3,000 (batch 392)"
     assert ours("table8", "speed", "DeiT-LA", found).commands == (command,)
@@ -271,8 +271,7 @@ def parse(command):
         chosen = matching_names(",".join(parts), SYSTEMS)
         assert all(any(part in name for name in SYSTEMS) for part in parts)
         assert len(chosen) <= len(parts) + 1  # no part names them all
-        batch, left = divmod(parameters["tokens_at_once"], int(parameters["sides"]) ** 2)
-        assert batch in (4, 64) and left == 0
+        assert (parameters["batch"], parameters["width"]) in ((4, 96), (64, 192))
 
 
 def test_every_missing_number_has_a_command_that_the_program_understands(tmp_path):
@@ -310,13 +309,12 @@ def test_everything_is_written_and_not_empty(tmp_path, results):
         for n in range(1, 21)
     ]  # fmt: skip
     curves = [
-        row
-        for power, system in ((2, "softmax SDPA"), (1, "ripple tiled"))
+        model(system, 1e8 / tokens**power, tokens, 4, embed_dim=96, peak_mb=tokens**power / 1e3)
+        for power, system in ((2, "DeiT, softmax SDPA"), (1, "ripple, R_max 4"))
         for tokens in (256, 1024, 4096)
-        for row in operator(system, tokens, 1e-3 * tokens**power)
     ]
-    partitions = [model("ripple, dense", 100.0, tokens, 4) for tokens in (256, 1024)]
-    results([run("cifar100-ripple-tiny", 73.0, 100)], jsd, curves, partitions)
+    wide = [model("ripple, dense", 100.0, tokens, 4) for tokens in (256, 1024)]
+    results([run("cifar100-ripple-tiny", 73.0, 100)], jsd, curves, wide)
     output, shown = tmp_path / "out", StringIO()
     lacking = reproduce(["all"], output, Console(file=shown, width=200), tmp_path / "results")
     assert list(lacking) == list(catalogue())
@@ -331,10 +329,10 @@ def test_everything_is_written_and_not_empty(tmp_path, results):
     assert "| `folder 1/any name.csv` | 2 | 0.0510 | 0.0700 | 0.0700 |" in page
     assert f"{uniform_divergence(5):.4f} for 5 groups" in page
     page = (output / "figure-speed.md").read_text()
-    assert "| DeiT (softmax) | 65.5 ms, 65.5 MB | 1,049 ms" in page and "departs" not in page
+    assert "| DeiT (softmax) | 2.6 ms, 65.5 MB | 41.9 ms" in page and "departs" not in page
     assert "DeiT-LA (linear), ripple (naïve), ripple (DP): not yet run" in page
     page = (output / "figure-speed-partitions.md").read_text()
-    assert "departs from the paper's setting: width 192" in page
+    assert "logarithmic, dense: not yet run" in page
     assert "73.0 (100 epochs)" in (output / "table2.md").read_text()
 
 

@@ -69,12 +69,21 @@ def model(
     tokens_at_once: Annotated[
         int, typer.Option(min=1, help="Tokens of a batch; decides how many images it has.")
     ] = 100_352,
+    batch: Annotated[
+        int | None, typer.Option(min=1, help="Images of a batch, in place of --tokens-at-once.")
+    ] = None,
+    width: Annotated[
+        int, typer.Option(min=1, help="Channels of a token; 6 heads share them.")
+    ] = 192,
     only: Annotated[
         str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
+    forward_alone: Annotated[
+        bool, typer.Option("--forward-alone", help="No training steps.")
+    ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
     output: Annotated[
         Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
@@ -84,12 +93,23 @@ def model(
 
     Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
     """
-    from ripple_attention.bench.model import SYSTEMS, ModelBenchmark, default_path, run
+    from ripple_attention.bench.model import PASSES, SYSTEMS, ModelBenchmark, default_path, run
 
     systems = systems_named(only, SYSTEMS)
     check_dtype(dtype)
+    if width % 6:
+        raise typer.BadParameter(f"the width must be a multiple of the 6 heads; got {width}")
     config = ModelBenchmark(
-        grid_sides(sides), tokens_at_once, systems, dtype, device, compiled, rounds
+        sides=grid_sides(sides),
+        tokens_at_once=tokens_at_once,
+        systems=systems,
+        dtype=dtype,
+        device=device,
+        compile=compiled,
+        rounds=rounds,
+        batch=batch,
+        width=width,
+        passes=PASSES[:1] if forward_alone else PASSES,
     )
     check_device(device)
     path = output or default_path(config)

@@ -32,6 +32,8 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "ripple, R_max 16": (RIPPLE, {"max_distance": 16}),
     "ripple, logarithmic": (RIPPLE, {"partition": "logarithmic", "max_distance": "side"}),
     "ripple, dense": (RIPPLE, {"partition": "dense"}),
+    "ripple, all pairs in PyTorch operations": (RIPPLE, {"implementation": "naive"}),
+    "ripple, tables in PyTorch operations": (RIPPLE, {"implementation": "table"}),
     "ripple, fixed": (RIPPLE, {"weights": "fixed"}),
     "ripple, truncated": (RIPPLE, {"weights": "truncated"}),
     "ripple, softmax weights": (RIPPLE, {"weights": "softmax"}),
@@ -59,6 +61,9 @@ class ModelBenchmark:
     device: str = "cuda"
     compile: bool = True
     rounds: int = 5
+    batch: int | None = None  # images; those of `tokens_at_once` unless given
+    width: int = 192  # channels of a token
+    passes: tuple[str, ...] = PASSES
     patience: float = 20.0
 
 
@@ -70,13 +75,14 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
         "torch": torch.__version__,
         "dtype": config.dtype,
         "compiled": config.compile,
+        "embed_dim": config.width,
     }
     if config.compile and device.type == "cuda":
         progress("compiling all models, side by side")
         fill_caches(config)
     for side in config.sides:
         batch = batch_size(side, config)
-        for step_name in PASSES:
+        for step_name in config.passes:
             steps, refused = {}, {}
             for name in config.systems:
                 progress(f"{side}×{side} tokens: {step_name}, {name}")
@@ -104,13 +110,13 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
 
 
 def batch_size(side: int, config: ModelBenchmark) -> int:
-    """How many images make up `tokens_at_once`."""
-    return max(1, config.tokens_at_once // side**2)
+    """How many images are taken at once."""
+    return config.batch or max(1, config.tokens_at_once // side**2)
 
 
 def fill_caches(config: ModelBenchmark) -> None:
     """Compiles every model once, in as many processes as there are cores; caches keep the code."""
-    jobs = product(config.systems, config.sides, PASSES, [config])
+    jobs = product(config.systems, config.sides, config.passes, [config])
     context = multiprocessing.get_context("spawn")
     with context.Pool(max(1, (os.cpu_count() or 1) - 1), maxtasksperchild=1) as pool:
         pool.starmap(_run_once, jobs, chunksize=1)
@@ -121,12 +127,12 @@ def _run_once(name: str, side: int, step_name: str, config: ModelBenchmark) -> N
         make_step(name, side, batch_size(side, config), step_name, config)()
 
 
-def create(name: str, side: int) -> nn.Module:
-    """The model of a system for a grid of side² tokens."""
+def create(name: str, side: int, width: int) -> nn.Module:
+    """The model of a system for a grid of side² tokens, of so many channels."""
     model, options = SYSTEMS[name]
     options = {key: side - 1 if value == "side" else value for key, value in options.items()}
     fuse = options.pop("fuse", True)
-    created = timm.create_model(model, img_size=16 * side, **options)
+    created = timm.create_model(model, img_size=16 * side, embed_dim=width, **options)
     for module in created.modules():
         if isinstance(module, LinearAttention):
             module.fuse = fuse
@@ -139,7 +145,7 @@ def make_step(
     """One pass of a system over random images, as something to call."""
     torch.manual_seed(0)
     device, dtype = torch.device(config.device), getattr(torch, config.dtype)
-    model = create(name, side).to(device)
+    model = create(name, side, config.width).to(device)
     images = torch.randn(batch, 3, 16 * side, 16 * side, device=device)
     autocast = torch.autocast(device.type, dtype, enabled=dtype != torch.float32)
     if step_name == "forward":

@@ -194,18 +194,23 @@ def disagreements(
 ) -> dict[str, float]:
     """The relative error of each system; refuses to go on where one is wrong.
 
-    Ripple systems are held to the definition, or to tiles where that does not fit; linear attention
-    to ripple attention with uniform weights. Softmax is PyTorch's own and another function.
+    Ripple systems are held to the definition, or, where that does not fit, to all pairs by kernels
+    or to tiles; linear attention to ripple attention with uniform weights. Softmax is PyTorch's own
+    and another function.
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
-    reference_name = "ripple naive" if "ripple naive" in runnable else "ripple tiled"
-    tiled = systems(partition, config)["ripple tiled"]
+    known = systems(partition, config)
+    references = ["ripple naive triton", "ripple tiled"]
+    if "ripple naive" in runnable:
+        references = ["ripple naive"]
+    reference_name = next(name for name in references if name in known)
     errors: dict[str, float] = {}
     with torch.no_grad():
-        reference = runnable.get(reference_name, tiled)(*inputs)
-        uniform = torch.full_like(inputs[3], 1 / partition.num_groups)
-        q, k, v, _ = inputs
-        plain = tiled(q, k, v, uniform)
+        reference = {**known, **runnable}[reference_name](*inputs)
+        if "linear attention" in runnable:
+            q, k, v, weights = inputs
+            uniform = torch.full_like(weights, 1 / partition.num_groups)
+            plain = known["ripple tiled"](q, k, v, uniform)
         for name, system in runnable.items():
             if name.startswith("softmax"):
                 continue

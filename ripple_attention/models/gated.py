@@ -88,11 +88,12 @@ class GatedPositionalAttention(SoftmaxAttention):
                 lowest = torch.finfo(scores.dtype).min
                 scores = scores.masked_fill(padded[:, None, None], lowest)
             attention = scores.softmax(-1).to(v.dtype)  # (B or 1, N, L, L)
-            by_position = torch.einsum(
-                "bnij,bjne->bine", attention.expand(v.shape[0], -1, -1, -1), values
-            )
+            if key_padding_mask is None:  # one for all images: nothing of B×N×L×L is formed
+                by_position = torch.einsum("nij,bjne->bine", attention[0], values)
+            else:
+                by_position = torch.einsum("bnij,bjne->bine", attention, values)
             gate = self.gating_param.to(accumulation_dtype(v)).sigmoid().unsqueeze(-1)
-            out = (1 - gate) * by_content + gate * by_position.view(v.shape)
+            out = (1 - gate) * by_content + gate * by_position.reshape(v.shape)
         return out.to(v.dtype)
 
     def position_scores(self, H: int, W: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -11,11 +11,12 @@ from ripple_attention.paper import FIGURE_BATCH, FIGURE_WIDTH, SPEED_BATCH
 from ripple_attention.reproduce.found import FOLDER, Results, Row
 from ripple_attention.reproduce.values import Measured, Missing, Value
 
-HEADS, MODEL_WIDTH = 6, 192  # of the paper's models; of those that `ripple bench model` makes
+HEADS, MODEL_WIDTH = 6, 192  # of the paper's tiny models
 MAX_DISTANCE = 4
 FIT_FROM = 1024  # tokens; below, fixed costs hide how time grows
 GROWING_SIDES = (32, 64, 128)
-FIGURE_SIDES = (16, 32, 64, 128, 256)
+OPERATOR_SIDES = (32, 64, 128, 256)
+FIGURE_SIDES = (16, 32, 64, 128)
 
 Points = list[tuple[int, float]]
 
@@ -70,7 +71,9 @@ def speeds(systems: list[str | None], tokens: int, results: Results, table: str)
     chosen = nearest(_measured(rows, "forward"), {"batch": SPEED_BATCH}, _by_system)
     found = {row["system"]: row for row in chosen.rows} if chosen else {}
     timed = [name for name in systems if name in SYSTEMS]  # together, or they do not compare
-    command = model_command(math.isqrt(tokens), SPEED_BATCH, timed, table)
+    side = math.isqrt(tokens)
+    shape = f"--sides {side} --batch {SPEED_BATCH} --forward-alone"
+    command = model_command(shape, timed, f"{table}-side-{side}")
     values: list[Value] = []
     for system in systems:
         if system in found and chosen:
@@ -85,32 +88,37 @@ def speeds(systems: list[str | None], tokens: int, results: Results, table: str)
     return values
 
 
-def model_command(side: int, batch: int, systems: Iterable[str | None], purpose: str) -> str:
-    """What times whole models on grids of side² tokens."""
-    only = ",".join(dict.fromkeys(str(name).split(", ")[-1] for name in systems))
-    output = FOLDER / f"model-{purpose}-side-{side}.csv"
-    return (
-        f"ripple bench model --sides {side} --tokens-at-once {side * side * batch} "
-        f"--only {shlex.quote(only)} --output {output.as_posix()}"
-    )
+def model_command(shape: str, systems: Iterable[str], purpose: str) -> str:
+    """What times whole models of a shape, given as options."""
+    only = ",".join(dict.fromkeys(name.split(", ")[-1] for name in systems))
+    output = FOLDER / f"model-{purpose}.csv"
+    return f"ripple bench model {shape} --only {shlex.quote(only)} --output {output.as_posix()}"
+
+
+def figure_command(systems: Iterable[str]) -> str:
+    """What times whole models in the setting of the paper's figures; as there, not compiled."""
+    sides = ",".join(map(str, FIGURE_SIDES))
+    shape = f"--sides {sides} --batch {FIGURE_BATCH} --width {FIGURE_WIDTH} --no-compiled"
+    return model_command(shape, systems, f"width-{FIGURE_WIDTH}-batch-{FIGURE_BATCH}")
 
 
 def operator_commands(growing: bool = False) -> tuple[str, ...]:
-    """What times the operators in the setting of the paper's figure; growing: R_max = side − 1."""
+    """What times the operators by which growth is fitted; growing: R_max = side − 1."""
     shape = f"--batch {FIGURE_BATCH} --heads {HEADS} --head-dim {FIGURE_WIDTH // HEADS}"
+    shape += " --dtype bfloat16 --device cuda"
     name = f"{FOLDER.as_posix()}/op-width-{FIGURE_WIDTH}-batch-{FIGURE_BATCH}"
     if not growing:
-        sides = ",".join(map(str, FIGURE_SIDES))
-        return (f"ripple bench op --sides {sides} {shape} --device cuda --output {name}.csv",)
+        sides = ",".join(map(str, OPERATOR_SIDES))
+        return (f"ripple bench op --sides {sides} {shape} --output {name}.csv",)
     return tuple(
-        f"ripple bench op --sides {side} --max-distance {side - 1} {shape} --device cuda "
+        f"ripple bench op --sides {side} --max-distance {side - 1} {shape} --only 'table triton' "
         f"--output {name}-dense-{side}.csv"
         for side in GROWING_SIDES
     )
 
 
 def operator_setting(lines: Iterable[Line], results: Results) -> Setting | None:
-    """The operator rows nearest to the paper's figure on time and memory."""
+    """The operator rows nearest to the setting of the paper's figures."""
     lines = list(lines)
     names = {system for line in lines for system in line.systems}
     rows = [row for row in results.operators if row["system"] in names and row["status"] == "ok"]
@@ -119,7 +127,7 @@ def operator_setting(lines: Iterable[Line], results: Results) -> Setting | None:
 
 
 def model_setting(lines: Iterable[Line], results: Results) -> Setting | None:
-    """The rows of whole models nearest to the paper's figure on partitions."""
+    """The rows of whole models nearest to the setting of the paper's figures."""
     lines = list(lines)
     names = {system for line in lines for system in line.systems}
     rows = [row for row in results.models if row["system"] in names and row["status"] == "ok"]
