@@ -16,7 +16,7 @@ from ripple_attention.ops.common import (
 )
 from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
-from ripple_attention.ops.table import box_sums, table_backward, table_export, table_forward
+from ripple_attention.ops.table import table_backward, table_export, table_forward
 from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
 from ripple_attention.ops.triton_support import auto_takes_kernels, late, triton_refusal
 from ripple_attention.partition import Partition
@@ -119,7 +119,7 @@ def ripple_attention(
             "forward-mode derivatives need implementation='naive', or 'auto', which then takes it; "
             f"got {implementation=}"
         )
-    if implementation != "naive":
+    if not implementation.startswith("naive"):
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     operators = EXPORTS if is_exporting() else IMPLEMENTATIONS
     if operators is IMPLEMENTATIONS and implementation.endswith("_triton"):
@@ -276,11 +276,21 @@ def drop_empty_groups(
         keys = torch.ones(1, H, W, dtype=torch.int64, device=spatial_weights.device)
     else:
         keys = (~key_padding_mask).long()
-    table = F.pad(keys.cumsum(1).cumsum(2), (1, 0, 1, 0))[..., None, None]
-    boxes = [box_sums(table, radius)[..., 0] for radius in partition.radii]  # each ([B,] H, W, 1)
-    everything = table[:, -1:, -1:, 0].expand_as(boxes[0])
-    counts = torch.cat([*boxes, everything], -1).diff(dim=-1, prepend=torch.zeros_like(boxes[0]))
+    table = F.pad(keys.cumsum(1).cumsum(2), (1, 0, 1, 0))  # ([B,] H+1, W+1)
+    radii = partition.box_radii(keys.device)
+    (top, bottom), (left, right) = (_box_edges(size, radii) for size in (H, W))
+    top, bottom = top[:, None], bottom[:, None]  # (H, 1, G−1)
+    boxes = table[:, bottom, right] - table[:, top, right]
+    boxes = boxes - table[:, bottom, left] + table[:, top, left]  # ([B,] H, W, G−1)
+    everything = table[:, -1:, -1:, None].expand(-1, H, W, -1)
+    counts = torch.cat([boxes, everything], -1).diff(dim=-1, prepend=torch.zeros_like(everything))
     return spatial_weights.masked_fill((counts == 0).unsqueeze(3), 0)
+
+
+def _box_edges(size: int, radii: Tensor) -> tuple[Tensor, Tensor]:
+    """The first cell and the one behind the last of each cell's boxes on an axis: (size, G−1)."""
+    centre = torch.arange(size, device=radii.device)[:, None]
+    return (centre - radii).clamp(min=0), (centre + radii + 1).clamp(max=size)
 
 
 def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:

@@ -55,11 +55,17 @@ class Partition:
         >>> logarithmic(3).group_of_distance(6)
         tensor([0, 1, 2, 2, 3, 3])
         """
-        groups: list[int] = []
-        for group, radius in enumerate(self.radii):
-            groups += [group] * (min(radius + 1, size) - len(groups))
-        groups += [self.num_groups - 1] * (size - len(groups))
-        return torch.tensor(groups, device=device)
+        # Made on the device: a copy to it would wait, and could not be part of a CUDA graph.
+        distance = torch.arange(size, device=device)
+        if self.radii[-1] - self.radii[0] == len(self.radii) - 1:  # a box for each distance
+            return (distance - self.radii[0]).clamp(0, len(self.radii))
+        return sum((distance > radius).long() for radius in self.radii)  # type: ignore[return-value]
+
+    def box_radii(self, device: torch.device | str | None = None) -> Tensor:
+        """The radii as a tensor, int64 (G − 1), made on the device."""
+        if self.radii[-1] - self.radii[0] == len(self.radii) - 1:
+            return torch.arange(self.radii[0], self.radii[-1] + 1, device=device)
+        return torch.cat([torch.full((1,), radius, device=device) for radius in self.radii])
 
     def groups(self, query: tuple[int, int], grid_size: tuple[int, int]) -> Tensor:
         """The group of every token, as the query at (row, column) sees it.

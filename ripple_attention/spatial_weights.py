@@ -1,6 +1,5 @@
 """Spatial weights: how much each ring around a query counts, decided by the query's own value."""
 
-import math
 from typing import Literal, get_args
 
 import torch
@@ -38,10 +37,8 @@ def stick_breaking(stick_logits: Tensor, balanced: bool = True) -> Tensor:
             f"got shape={tuple(stick_logits.shape)}, {stick_logits.dtype=}"
         )
     if balanced:
-        remaining = [math.log(sticks - g) for g in range(sticks)]
-        stick_logits = stick_logits - torch.tensor(
-            remaining, dtype=stick_logits.dtype, device=stick_logits.device
-        )
+        dtype, device = stick_logits.dtype, stick_logits.device
+        stick_logits = stick_logits - torch.arange(sticks, 0, -1, dtype=dtype, device=device).log()
     log_left = F.logsigmoid(-stick_logits).cumsum(-1)  # log of the stick left after each break
     log_before = F.pad(log_left, (1, 0))
     return (log_before + F.pad(F.logsigmoid(stick_logits), (0, 1))).exp()

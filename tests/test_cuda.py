@@ -209,9 +209,20 @@ def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
         assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
-def test_a_model_runs_as_a_cuda_graph():
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"partition": "logarithmic", "max_distance": 40},
+        {"weights": "softmax"},
+        {"weights": "fixed"},
+        *({"implementation": name} for name in (*IMPLEMENTATIONS, "table_triton", "naive_triton")),
+    ],
+    ids=str,
+)
+def test_a_layer_runs_as_a_cuda_graph(options):
     torch.manual_seed(0)
-    layer = RippleAttention(192, num_heads=6).cuda().bfloat16().eval()
+    layer = RippleAttention(192, num_heads=6, **options).cuda().bfloat16().eval()
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
     x = torch.randn(2, 14, 14, 192, device="cuda", dtype=torch.bfloat16)

@@ -35,6 +35,7 @@ from ripple_attention.ops.kernel_parts import (
     _walk,
 )
 from ripple_attention.ops.launch import launch
+from ripple_attention.partition import Partition
 
 # groups: for each distance, its group. Other names are those of `ops/kernel_parts.py`. Offsets take
 # 64 bits.
@@ -268,8 +269,7 @@ def _sum_groups(profile: Tensor, groups: Tensor, product: str, count: int) -> Te
 
 def _groups(v: Tensor, radii: list[int]) -> Tensor:
     """The group of each distance on the grid, int32."""
-    distance = torch.arange(max(v.shape[1:3]), device=v.device)
-    return torch.bucketize(distance, torch.tensor(radii, device=v.device)).int()
+    return Partition(radii).group_of_distance(max(v.shape[1:3]), v.device).int()
 
 
 def _choose(

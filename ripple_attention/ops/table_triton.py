@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.ops.table import table_parts
+from ripple_attention.partition import Partition
 
 CHANNELS_AT_ONCE = 256  # of a table, by one program of a scan
 NUMBERS_AT_ONCE = 8192  # of boxes, by one program that reads them
@@ -238,7 +239,7 @@ def table_triton_forward(
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
-    boxes = torch.tensor(radii, device=v.device, dtype=torch.int32)
+    boxes = Partition(radii).box_radii(v.device).int()
     rounding = 16 * torch.finfo(torch.float32).eps
     for part in table_parts(q, v):
         queries, keys, values, weights = (_flat(x[part]) for x in (q, k, v, spatial_weights))
@@ -266,7 +267,7 @@ def table_triton_backward(
     """Gradients of `table_triton_forward`, each in the type of its input; as `table_backward`."""
     inputs = (q, k, v, spatial_weights)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
-    boxes = torch.tensor(radii, device=v.device, dtype=torch.int32)
+    boxes = Partition(radii).box_radii(v.device).int()
     for part in table_parts(q, v):
         queries, keys, values, weights = (_flat(x[part]) for x in inputs)
         values = F.pad(values, (0, 1), value=1)

@@ -537,8 +537,6 @@ def _tile_table(
         if wide > 32:
             return 8, 8, 2, {"num_warps": 4, "num_stages": 3}
         return 4, 8, 2, {"num_warps": 1, "num_stages": 3}
-    if whole:
-        return 4, 8, 2 if role == "forward" else 1, {"num_warps": 2, "num_stages": 3}
-    if role == "forward" and wide <= 32:  # registers for six programs at a time
-        return 8, 8, 2, {"num_warps": 4, "num_stages": 3, "maxnreg": 80}
+    if role == "forward" and wide <= 32:  # registers for five or six programs at a time
+        return 8, 8, 2, {"num_warps": 4, "num_stages": 3, "maxnreg": 96 if whole else 80}
     return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": 128}

@@ -122,11 +122,15 @@ def _curve_table(curves: Curves, setting: Setting, step: str) -> str:
 
 
 def divergence_runs(results: Results) -> dict[str, list[Row]]:
-    """The rows of every run that logged its divergence, by the name of its file, longest first."""
+    """The rows of every run that logged its divergence, by the name of its file, longest first.
+
+    Runs with fixed weights, which do not diverge from themselves, are left out.
+    """
     runs: dict[str, list[Row]] = {}
     for row in results.metrics:
         if row["kind"] == "ripples" and row.get("jsd") is not None:
             runs.setdefault(row["file"], []).append(row)
+    runs = {name: rows for name, rows in runs.items() if max(row["jsd"] for row in rows) > 1e-6}
     return dict(sorted(runs.items(), key=lambda run: -run[1][-1]["epoch"]))
 
 
