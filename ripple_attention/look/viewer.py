@@ -15,7 +15,7 @@ from ripple_attention.look.figure import head_tiles, layer_tiles, png, tiles_fig
 from ripple_attention.look.views import AS_TRAINED, LayerView, Settings, shares
 from ripple_attention.train.checkpoint import EMBEDDED
 
-EMBEDDED_CHOICE = "embedded: handwritten digits"
+EMBEDDED_CHOICE = "embedded: the 100 classes of CIFAR-100"
 SIDE = 480  # pixels of the picture to click on
 
 
@@ -225,7 +225,7 @@ def _digit(label: int) -> Image.Image:
 
 
 EXAMPLES: dict[str, Callable[[], Image.Image]] = {
-    **{f"handwritten {label}": partial(_digit, label) for label in (0, 3, 7)},
-    "temple": partial(_sample, "china.jpg"),
     "flower": partial(_sample, "flower.jpg"),
+    "temple": partial(_sample, "china.jpg"),
+    **{f"handwritten {label}": partial(_digit, label) for label in (0, 3, 7)},
 }

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from lightning.fabric.plugins import CheckpointIO
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
+from ripple_attention.files import replacing
 from ripple_attention.train.recipe import Recipe
 
 # Files of weights, and what their names begin with in the state of a `TrainedModule`.
 WEIGHTS = {"model.safetensors": "model.", "ema.safetensors": "ema.module."}
 TRAINER = "trainer.pt"
-# A classifier of digits that comes with the package; its card lies beside it.
-EMBEDDED = Path(__file__).parents[1] / "weights" / "digits.safetensors"
+# A classifier of CIFAR-100 that comes with the package; its card lies beside it.
+EMBEDDED = Path(__file__).parents[1] / "weights" / "cifar100.safetensors"
 KEEP = 2
 
 
@@ -102,7 +103,8 @@ def tidy(checkpoints: Path, keep: int = KEEP) -> None:
 def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Weights with what is needed to use them: a model by itself."""
     whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    save_file(whole, path, metadata=metadata)
+    with replacing(path) as partial:  # `whole` may be a view of the file as it was
+        partial.write_bytes(save(whole, metadata=metadata))
 
 
 def describe(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ripple_attention.files import replace_text, replacing
+from ripple_attention.files import replace_text
 from ripple_attention.train.checkpoint import (
     describe,
     find_weights,
@@ -42,8 +42,7 @@ def pack(run: Path, path: Path, ema: bool = False) -> Path:
     recipe = replace(recipe, data=replace(recipe.data, root=type(recipe.data)().root))
     weights = {name: _half(name, value) for name, value in read_weights(source)[0].items()}
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as unfinished:
-        write_weights(unfinished, weights, describe(recipe, classes))
+    write_weights(path, weights, describe(recipe, classes))
     card = path.with_suffix(".md")
     replace_text(card, _card(path, recipe, classes, weights, result, ema))
     return card
