@@ -18,7 +18,7 @@ exponents would be too few, tf32 parts, with as many bits. How many parts:
 
 | product | operands | why |
 |---|---|---|
-| angles W₁x | x exact; W₁ in three (tf32: two) | float32's own bits, because sines amplify |
+| angles W₁x̂ | x exact; W₁ in two, or three (tf32: two) where nothing bounds x̂ | sines amplify |
 | W₂[sin; cos], back, and ∂W₂ | one and one | what `fc` does under autocast |
 | y = W₁ᵀt; ∂W₁ = Σ t xᵀ | t in one, W₁ in two; x exact | PyTorch rounds the sines' gradient, too |
 | Σ φ(k)vᵀ | exact | φ(k) as it is written |
@@ -165,12 +165,14 @@ def _load_map(
 
 
 @triton.jit
-def _sines_of(angle, HARDWARE: tl.constexpr):
-    """sin and cos together, to 2·10⁻⁷ while |angle| < 10⁵; HARDWARE, to 5·10⁻⁷ by special units."""
+def _sines_of(angle, BOUNDED: tl.constexpr, HARDWARE: tl.constexpr):
+    """sin and cos together, to 2·10⁻⁷ while |angle| < 10⁵; HARDWARE, to 5·10⁻⁷ by special units, or
+    to that and 10⁻⁷|angle| where BOUNDED, without bringing angles into one turn first."""
     magic = 12582912.0  # 1.5·2²³: adding it rounds to a whole number, which the last bits hold
     if HARDWARE:
-        turns = (angle * 0.15915494309189535 + magic) - magic
-        angle = angle - turns * 6.28125 - turns * 1.9353071795864769e-3
+        if not BOUNDED:
+            turns = (angle * 0.15915494309189535 + magic) - magic
+            angle = angle - turns * 6.28125 - turns * 1.9353071795864769e-3
         sine, cosine = tl.inline_asm_elementwise(
             "sin.approx.ftz.f32 $0, $2; cos.approx.ftz.f32 $1, $2;", "=&f,=&f,f", [angle],
             dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
@@ -203,11 +205,18 @@ def _features(
     product took them; scale in x̂ = scale·x; and 1/(mean square of x) where UNIT, (TOKENS,)."""
     wide = x.to(tl.float32)
     inverse = tl.full((x.shape[0],), 1.0, tl.float32)
+    scale = factor * inverse
     if UNIT:
-        inverse = 1.0 / (tl.sum(wide * wide, 1) / D + 1e-6)  # the guard of `FeatureMap.scale`
-    scale = factor * tl.sqrt_rn(inverse)
+        mean_square = tl.sum(wide * wide, 1) / D + 1e-6  # the guard of `FeatureMap.scale`
+        if HARDWARE:
+            root = tl.rsqrt(mean_square)
+            inverse = root * root
+        else:
+            inverse = 1.0 / mean_square
+            root = tl.sqrt_rn(inverse)
+        scale = factor * root
     angle = _multiply(_rounded(x, DTYPE), maps[0], 3, False, PRECISION)
-    sines = _sines_of(angle * scale[:, None], HARDWARE)
+    sines = _sines_of(angle * scale[:, None], UNIT, HARDWARE)
     taken = (_rounded(sines[0], DTYPE), _rounded(sines[1], DTYPE))
     z = _multiply(taken[0], maps[1], 1, False, PRECISION) + bias[None, :]
     z = tl.dot(taken[1], maps[2][0], z, input_precision=PRECISION)
@@ -285,7 +294,10 @@ def map_kernel(
         there = present if KEYS else inside
         token = _load(x, x_strides, at, there, D, PADDED_D)
         z = _features(token, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
-        features = tl.where(there[:, None], tl.maximum(z, 0.0), 0.0).to(dtype)
+        features = tl.maximum(z, 0.0)
+        if SUMS or (KEYS and MASKED):  # else what is not there is not written
+            features = tl.where(there[:, None], features, 0.0)
+        features = features.to(dtype)
         _store(phi, phi_strides, at, inside, features, M, PADDED_M)
         if SUMS:
             value = _load(v, v_strides, at, present, D, PADDED_D)
@@ -678,12 +690,13 @@ def _map_arguments(
     """The arguments of both kernels of the map from L on, but for KEYS."""
     _, H, W, N, D = v.shape
     half = v.dtype != torch.float32
+    unit = options.scaling.startswith("unit")
     powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
     factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
     return (
         H * W, plan.chunks, factor, N, D, M, _padded(D), _padded(M),
-        options.scaling.startswith("unit"), mask is not None, plan.tokens, plan.blocks,
-        3 if v.dtype == torch.bfloat16 else 2, PRECISIONS[v.dtype],
+        unit, mask is not None, plan.tokens, plan.blocks,
+        3 if v.dtype == torch.bfloat16 and not unit else 2, PRECISIONS[v.dtype],
         half and HARDWARE_SINES and not INTERPRETED,
     )  # fmt: skip
 
