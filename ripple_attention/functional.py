@@ -18,7 +18,12 @@ from ripple_attention.ops.library import register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
 from ripple_attention.ops.table import table_backward, table_export, table_forward
 from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
-from ripple_attention.ops.triton_support import auto_takes_kernels, late, triton_refusal
+from ripple_attention.ops.triton_support import (
+    auto_takes_kernels,
+    far_sums_like,
+    late,
+    triton_refusal,
+)
 from ripple_attention.partition import Partition
 
 IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
@@ -27,7 +32,10 @@ IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
     "tiled": register("tiled", tiled_forward, tiled_backward),
     "tiled_triton": register(
         "tiled_triton",
-        *(late("tiled_triton", f"tiled_triton_{x}") for x in ("forward", "backward", "inference")),
+        late("tiled_triton", "tiled_triton_forward"),
+        late("tiled_triton", "tiled_triton_backward"),
+        late("tiled_triton", "tiled_triton_inference"),
+        further=far_sums_like,
     ),
     **{
         name: register(name, late(name, f"{name}_forward"), late(name, f"{name}_backward"))

@@ -208,12 +208,11 @@ def _sum_state(*inputs: Any) -> Tensor:
     return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
 
 
-def _cut_state(features: Tensor, *others: Any, state: Tensor | None = None) -> Tensor:
-    """The same in parts, (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is known."""
+def _cut_state(cut: Tensor, features: Tensor, *others: Any, state: Tensor | None = None) -> Tensor:
+    """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is
+    known."""
     partial = _sum_chunks(features, *others) if state is None else state[:, :, None]
     B, N, chunks, rows, M = partial.shape
-    half = features.dtype == torch.bfloat16
-    cut = partial.new_empty(B, N, 2 * rows + 1, M, dtype=torch.bfloat16 if half else torch.float32)
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
     launch(
         cut_kernel, (B * N, _parts_of(rows * M, block), 1),

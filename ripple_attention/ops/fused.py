@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ripple_attention.ops.library import in_full_precision
-from ripple_attention.ops.triton_support import is_whole, late
+from ripple_attention.ops.triton_support import far_sums_like, late
 
 MAX_WIDTH = 64  # of a head's channels and features, which the front keeps in registers
 
@@ -80,11 +80,10 @@ def _fake_linear(qkv: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> tuple[Tenso
 
 
 def _fake_ripple(qkv: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    *first, state = _fake_linear(qkv, *rest)
-    groups = rest[5].shape[1] + 1
-    if is_whole(qkv.shape[1], qkv.shape[2], rest[6]):
-        state = state.new_empty(0)
-    return *first, first[1].new_empty(*first[1].shape, groups), state
+    *first, _ = _fake_linear(qkv, *rest)
+    groups, M = rest[5].shape[1] + 1, rest[1].shape[0]
+    alpha = first[1].new_empty(*first[1].shape, groups)
+    return *first, alpha, far_sums_like(qkv[:, :, :, 2], M, rest[6])
 
 
 _fused_linear = _register(
@@ -98,7 +97,7 @@ _fused_ripple = _register(
     "fused_ripple",
     "w1 w2 b2 proj_weight proj_bias embedding",
     "int[] radii, str scaling, bool balanced, float halt_threshold, float eps",
-    "out denominator phi_q phi_k alpha state",
+    "out denominator phi_q phi_k alpha cut",
     _fake_ripple,
 )
 

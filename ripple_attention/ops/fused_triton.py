@@ -2,7 +2,6 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ripple_attention.functional import drop_empty_groups
@@ -22,20 +21,20 @@ def fused_ripple_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """See `ops.fused.fused_ripple_attention`.
 
     Returns:
-        The output (B, H, W, N, D), and for the backward pass: denominators, φ(q), φ(k), α and Sᵀ,
-        which is empty where the grid is one window.
+        The output (B, H, W, N, D), and for the backward pass: denominators, φ(q), φ(k), α and S in
+        parts, which is empty where the grid is one window.
     """
     parameters, radii, options, eps = _sorted_out(rest)
     q, k, v = qkv.unbind(3)
     sums = not is_whole(qkv.shape[1], qkv.shape[2], radii)
     phi_q, phi_k, alpha, state = front_forward(q, k, v, parameters, options, mask, sums)
-    state = v.new_empty(0, dtype=torch.float32) if state is None else state.mT
     assert alpha is not None
     if mask is not None:
         alpha = drop_empty_groups(alpha, Partition(radii), mask)
-    out, denominator = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps, state)
+    state = None if state is None else state.mT
+    out, denominator, cut = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps, state)
     assert denominator is not None
-    return out, denominator, phi_q, phi_k, alpha, state
+    return out, denominator, phi_q, phi_k, alpha, cut
 
 
 def fused_ripple_backward(
@@ -45,7 +44,7 @@ def fused_ripple_backward(
     phi_q: Tensor,
     phi_k: Tensor,
     alpha: Tensor,
-    state: Tensor,
+    cut: Tensor,
     qkv: Tensor,
     mask: Tensor | None,
     *rest: Any,
@@ -54,7 +53,7 @@ def fused_ripple_backward(
     parameters, radii, options, _ = _sorted_out(rest)
     v = qkv[:, :, :, 2]
     grad_phi_q, grad_phi_k, grad_v, grad_alpha = tiled_triton_backward(
-        grad, phi_q, phi_k, v, alpha, out, denominator, radii, state
+        grad, phi_q, phi_k, v, alpha, out, denominator, cut, radii
     )
     if mask is not None:
         grad_alpha = drop_empty_groups(grad_alpha, Partition(radii), mask)

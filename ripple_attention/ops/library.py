@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ripple_attention.ops.common import accumulation_dtype, without_autocast
 
-Forward = Callable[..., tuple[Tensor, Tensor]]
+Forward = Callable[..., tuple[Tensor, ...]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
 
 
@@ -18,6 +18,7 @@ def register(
     forward: Forward,
     backward: Backward,
     inference: Callable[..., Tensor] | None = None,
+    further: Callable[[Tensor, int, list[int]], Tensor] | None = None,
 ) -> Callable[..., Tensor]:
     """Makes the operators `ripple_attention::{name}` and `…_backward` of a pair of functions.
 
@@ -27,38 +28,43 @@ def register(
         backward: (grad, q, k, v, spatial_weights, output, denominator, radii) → gradients of q, k,
             v and the weights. The denominator is the forward's second output, eps included.
         inference: As `forward`, but of the output alone: taken where no gradient is asked for.
+        further: Where the forward has a third output, which the backward gets after the
+            denominator: (v, features, radii) → room for it.
 
     Returns:
         The differentiable operator: (q, k, v, spatial_weights, radii, eps) → output.
     """
-    inputs = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights"
+    inputs, third = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights", further is not None
     forward_op = torch.library.custom_op(
         f"ripple_attention::{name}",
         in_full_precision(forward),
         mutates_args=(),
-        schema=f"({inputs}, int[] radii, float eps) -> (Tensor, Tensor)",
+        schema=f"({inputs}, int[] radii, float eps) -> (Tensor, Tensor{', Tensor' * third})",
     )
     backward_op = torch.library.custom_op(
         f"ripple_attention::{name}_backward",
         in_full_precision(backward),
         mutates_args=(),
-        schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator, int[] radii) "
-        "-> (Tensor, Tensor, Tensor, Tensor)",
+        schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator"
+        f"{', Tensor further' * third}, int[] radii) -> (Tensor, Tensor, Tensor, Tensor)",
     )
 
     @forward_op.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
-        return v.new_empty(v.shape), v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
+    def _(
+        q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], *_: Any
+    ) -> Any:
+        results = v.new_empty(v.shape), v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
+        return results if further is None else (*results, further(v, q.shape[-1], radii))
 
     @backward_op.register_fake
     def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, *_: Any) -> Any:
         return tuple(x.new_empty(x.shape) for x in (q, k, v, spatial_weights))
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.radii, _ = inputs
         ctx.save_for_backward(*tensors, *output)
 
-    def differentiate(ctx: Any, grad: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    def differentiate(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None, None
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)

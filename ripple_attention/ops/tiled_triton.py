@@ -56,7 +56,7 @@ from ripple_attention.ops.kernel_parts import (
     _walk,
 )
 from ripple_attention.ops.launch import launch
-from ripple_attention.ops.triton_support import is_whole
+from ripple_attention.ops.triton_support import far_sums_like, is_whole
 
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
 
@@ -387,26 +387,32 @@ def tiled_triton_forward(
     eps: float,
     state: Tensor | None = None,
     keep: bool = True,
-) -> tuple[Tensor, Tensor | None]:
-    """Ripple attention by tiles. Arguments and results as of `tiled_forward`.
+) -> tuple[Tensor, Tensor | None, Tensor]:
+    """Ripple attention by tiles. Arguments as of `tiled_forward`.
 
     Args:
         state: Sᵀ (B, N, E+1, M), contiguous and in float32, if it is known already.
         keep: Whether denominators, which the backward pass takes, are asked for.
+
+    Returns:
+        Output and denominator as of `tiled_forward`, and the far sum in parts, as the backward pass
+        takes it, empty where the grid is one window.
     """
     q, k, v = (_dense_channels(x) for x in (q, k, v))
     out = v.new_empty(v.shape)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32) if keep else None
+    cut = far_sums_like(v, q.shape[-1], radii)
     plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
-        cut = None if plan.whole else _cut_state(k, v, spatial_weights, state=state)
+        if not plan.whole:
+            _cut_state(cut, k, v, spatial_weights, state=state)
         launch(
             forward_kernel, plan.grid,
-            q, k, v, spatial_weights, cut, out, denominator,
+            q, k, v, spatial_weights, None if plan.whole else cut, out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
             *v.shape[1:3], eps, *plan.constants, **plan.options,
         )  # fmt: skip
-    return out, denominator
+    return out, denominator, cut
 
 
 def tiled_triton_inference(
@@ -424,10 +430,16 @@ def tiled_triton_backward(
     spatial_weights: Tensor,
     out: Tensor,
     denominator: Tensor,
+    cut: Tensor,
     radii: list[int],
-    state: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """Gradients of `tiled_triton_forward` for q, k, v and the weights, in the types of these."""
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Gradients of `tiled_triton_forward` for q, k, v and the weights, in the types of these.
+
+    Args:
+        grad: ∂out.
+        q, k, v, spatial_weights, radii: As they were.
+        out, denominator, cut: The results of the forward pass.
+    """
     grad, q, k, v = (_dense_channels(x) for x in (grad, q, k, v))
     out, denominator = out.contiguous(), denominator.contiguous()
     grads = [x.new_empty(x.shape) for x in (q, k, v, spatial_weights)]
@@ -437,16 +449,18 @@ def tiled_triton_backward(
     by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
-        cut = None if by_query.whole else _cut_state(k, v, spatial_weights, state=state)
         launch(
             query_gradient_kernel, by_query.grid,
-            grad, q, k, v, spatial_weights, out, denominator, cut, delta, inverse, scaled,
+            grad, q, k, v, spatial_weights, out, denominator, None if by_query.whole else cut,
+            delta, inverse, scaled,
             grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
             *by_query.constants, **by_query.options,
         )  # fmt: skip
-        cut = None if by_key.whole else _cut_state(q, grad, spatial_weights, delta, inverse)
+        back = None
+        if not by_key.whole:
+            back = _cut_state(torch.empty_like(cut), q, grad, spatial_weights, delta, inverse)
         launch(
-            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, cut,
+            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, back,
             grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
             **by_key.options,
         )  # fmt: skip

@@ -10,6 +10,7 @@ from importlib.util import find_spec
 from typing import Any
 
 import torch
+from torch import Tensor
 
 # The window is walked for every tile: beyond this reach, tables and PyTorch's products are better.
 MAX_REACH = 16
@@ -67,6 +68,15 @@ _machine_refusal._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def is_whole(height: int, width: int, radii: Sequence[int]) -> bool:
     """Whether `tiled_triton` takes a grid as one window, with no far part."""
     return max(WHOLE_TOKENS, (8 + 2 * radii[-1]) ** 2) >= height * width
+
+
+def far_sums_like(v: Tensor, num_features: int, radii: Sequence[int]) -> Tensor:
+    """Room for what `tiled_triton` keeps of its far sum (see `far_triton.cut_kernel`)."""
+    B, H, W, N, E = v.shape
+    if is_whole(H, W, radii):
+        return v.new_empty(0)
+    dtype = torch.bfloat16 if v.dtype == torch.bfloat16 else torch.float32
+    return v.new_empty(B, N, 2 * E + 3, num_features, dtype=dtype)
 
 
 def auto_takes_kernels(
