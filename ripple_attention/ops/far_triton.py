@@ -12,7 +12,7 @@ This module imports triton.
 # ruff: noqa: SIM300
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
@@ -111,11 +111,11 @@ def _times_cut(
 
 
 @triton.jit
-def state_kernel(
-    first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
-    weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
+def _sum_chunk(
+    b, n, chunk, features, values, weights, delta, inverse, partial, feature_strides,
+    value_strides, weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
     PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr,
 ):  # fmt: skip
     """One chunk's share of a sum over the image, transposed: (E+1, M).
 
@@ -123,16 +123,14 @@ def state_kernel(
     BACKWARD: Tᵀ = Σ_i α_rest(i)/den_i · [∂o_i, −δ_i] φq_iᵀ, of queries and output gradients.
     FLAT: rows follow each other in memory as columns do.
     """
-    if OVERLAP:
-        gdc_launch_dependents()
-    b, n, chunk = _chunk(first, N)
     features += b * feature_strides[0] + n * feature_strides[3]
     values += b * value_strides[0] + n * value_strides[3]
-    weights += b * weight_strides[0] + n * weight_strides[3] + (GROUPS - 1) * weight_strides[4]
+    if BACKWARD:
+        weights += b * weight_strides[0] + n * weight_strides[3] + (GROUPS - 1) * weight_strides[4]
     total = tl.zeros((PADDED_E, PADDED_M), tl.float32)
     # Of the ones: 16 times the same by products, or all tokens apart, summed once, at the end.
     ones = tl.zeros((TOKENS if BACKWARD else 16, PADDED_M), tl.float32)
-    for block in range(BLOCKS):
+    for block in tl.range(BLOCKS, num_stages=1):  # with more, results change from run to run
         index = (chunk * BLOCKS + block) * TOKENS + tl.arange(0, TOKENS)
         inside = index < H * W
         row, column = index * 0, index
@@ -158,6 +156,24 @@ def state_kernel(
     mask = (channel < E)[:, None] & (m < M)[None, :]
     tl.store(start + channel[:, None] * M + m[None, :], total, mask=mask)
     tl.store(start + E * M + m, tl.sum(ones, 0) * (1.0 if BACKWARD else 0.0625), mask=m < M)
+
+
+@triton.jit
+def state_kernel(
+    first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
+    weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
+    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
+    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    """`_sum_chunk` of all chunks, heads and images."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    b, n, chunk = _chunk(first, N)
+    _sum_chunk(
+        b, n, chunk, features, values, weights, delta, inverse, partial, feature_strides,
+        value_strides, weight_strides, H, W, chunks, N, M, E, PADDED_M, PADDED_E, GROUPS, TOKENS,
+        BLOCKS, FLAT, BACKWARD,
+    )  # fmt: skip
 
 
 @triton.jit
@@ -212,33 +228,60 @@ def _cut_state(cut: Tensor, features: Tensor, *others: Any, state: Tensor | None
     """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is
     known."""
     partial = _sum_chunks(features, *others) if state is None else state[:, :, None]
+    return _cut(cut, partial, features.dtype)
+
+
+def _cut(cut: Tensor, partial: Tensor, dtype: torch.dtype) -> Tensor:
+    """Adds up the shares of chunks, (B, N, chunks, E+1, M), in parts for inputs of that type."""
     B, N, chunks, rows, M = partial.shape
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
     launch(
         cut_kernel, (B * N, _parts_of(rows * M, block), 1),
-        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, _overlaps(),
+        partial, cut, chunks, M, rows - 1, TYPES[dtype], rounds, block, _overlaps(),
         num_warps=4, **_overlapping(),
     )  # fmt: skip
     return cut
 
 
+class SumPlan(NamedTuple):
+    """How an image's tokens are divided among programs that sum."""
+
+    chunks: int  # programs of a head of an image
+    tokens: int  # at once
+    blocks: int  # of so many tokens in a chunk
+    flat: bool  # whether rows follow each other in memory as columns do
+
+
+def _plan_sums(
+    images: int, features: Tensor, values: Tensor, spatial_weights: Tensor, backward: bool
+) -> tuple[SumPlan, dict[str, int]]:
+    """The plan for some images at once, and options of the launch of `state_kernel`."""
+    (_, H, W, N, M), E = features.shape, values.shape[-1]
+    wide = max(M, E) * features.element_size()
+    tokens, blocks, options = _choose_state(images * N, H * W, wide, backward)
+    read = (features, values, spatial_weights) if backward else (features, values)
+    flat = all(x.stride(1) == W * x.stride(2) for x in read)
+    return SumPlan(_parts_of(H * W, tokens * blocks), tokens, blocks, flat), options
+
+
 def _sum_chunks(
     features: Tensor, values: Tensor, spatial_weights: Tensor,
-    delta: Tensor | None = None, inverse: Tensor | None = None,
+    delta: Tensor | None = None, inverse: Tensor | None = None, images: int | None = None,
 ) -> Tensor:  # fmt: skip
-    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M)."""
+    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M).
+
+    With a number of images, those of the first alone; there is room for all.
+    """
     (B, H, W, N, M), E = features.shape, values.shape[-1]
-    backward, wide = delta is not None, max(M, E) * features.element_size()
-    tokens, blocks, options = _choose_state(B * N, H * W, wide, backward)
-    chunks = _parts_of(H * W, tokens * blocks)
-    flat = all(x.stride(1) == W * x.stride(2) for x in (features, values, spatial_weights))
-    partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
+    images, backward = B if images is None else images, delta is not None
+    plan, options = _plan_sums(images, features, values, spatial_weights, backward)
+    partial = features.new_empty(B, N, plan.chunks, E + 1, M, dtype=torch.float32)
     launch(
-        state_kernel, (N, chunks, B),
+        state_kernel, (N, plan.chunks, images),
         features, values, spatial_weights, delta, inverse, partial,
-        features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
-        N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks, flat,
-        backward, _overlaps(), **options,
+        features.stride(), values.stride(), spatial_weights.stride(), H, W, plan.chunks,
+        N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], plan.tokens, plan.blocks,
+        plan.flat, backward, _overlaps(), **options,
     )  # fmt: skip
     return partial
 
