@@ -252,6 +252,19 @@ def test_models_of_timm_are_explained_on_grids_that_are_not_square(name, tmp_pat
     assert (tmp_path / "wide.png").stat().st_size > 1000
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("kind", ["ripple", "linear"])
+def test_strength_is_what_coefficients_add_up_to(kind, masked):
+    layer = lively(eps=3.0) if kind == "ripple" else LinearAttention(24, num_heads=3, eps=3.0)
+    mask = torch.rand(2, 4, 5) < 0.4 if masked else None
+    (view,) = look(layer, torch.randn(2, 4, 5, 24), key_padding_mask=mask)
+    strength = view.strength()
+    assert 0.02 < strength.mean() < 0.98
+    for row, column in ((0, 0), (3, 4), (1, 2)):
+        total = view.coefficients(row, column).sum((-2, -1))
+        torch.testing.assert_close(strength[:, row, column], total)
+
+
 def test_profiles_are_means_over_all_images(explainer):
     images = torch.rand(5, 3, 32, 32)
     _, views = explainer.record(images)
@@ -264,6 +277,9 @@ def test_profiles_are_means_over_all_images(explainer):
         torch.testing.assert_close(it.halted.permute(1, 2, 0), view.halted.double().mean(0))
         torch.testing.assert_close(it.shares.sum(-1), torch.ones(2).double())
         assert it.images == 5
+        strength = view.strength().double()
+        torch.testing.assert_close(it.strength, strength.mean((0, 1, 2)))
+        torch.testing.assert_close(it.weak, (strength < 0.5).double().mean((0, 1, 2)))
     assert profiles[0].rings == ["0", "1", "2", "3", "rest"]
     assert len(weight_rows(profiles)) == 2 * 2 * 5
     with pytest.raises(ValueError, match="got none"):
@@ -306,7 +322,7 @@ def test_explain_command(run, digit, tmp_path):
 def test_analyze_command(run, digit, tmp_path):
     done = command("analyze", run, "--output", tmp_path / "all", "--count", 6)
     assert done.exit_code == 0, done.exception
-    parts = ("weights", "halting", "divergence")
+    parts = ("weights", "halting", "divergence", "strength")
     names = {f"{part}.{suffix}" for part in parts for suffix in ("csv", "png", "svg")}
     assert {path.name for path in (tmp_path / "all").iterdir()} == names
     rows = list(csv.DictReader((tmp_path / "all" / "weights.csv").open()))

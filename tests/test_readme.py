@@ -2,6 +2,8 @@
 
 import csv
 import re
+import statistics
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
 
 import pytest
@@ -147,6 +149,35 @@ def test_figures_of_speed_are_those_of_their_files():
                 and (row["tokens"], row["head_dim"]) == (str(tokens), "32")
             ]
             assert number == (str(min(chosen)) if chosen else "–")
+
+
+def test_results_of_60_epochs_are_those_of_their_files():
+    text = (ROOT / "docs/training.md").read_text()
+    runs = read_results("cifar100-short-nvidia-h200.csv")
+    for run in runs:
+        top1, top5, norm = (float(run[x]) for x in ("top1", "top5", "gradient_norm_max"))
+        # To the next tenth from the half on, as a person rounds.
+        shown = (str(Decimal(str(x)).quantize(Decimal("0.1"), ROUND_HALF_UP)) for x in (top1, top5))
+        top1, top5 = shown
+        assert f"| `{run['recipe']}` | {top1} | {top5} | {norm:.1f} |" in text
+        assert f"{top1} % top-1, {top5} % top-5 (seed 0)" in all_recipes()[run["recipe"]].text
+    top1 = {run["recipe"].removeprefix("cifar100-short-"): float(run["top1"]) for run in runs}
+    ripple = top1["ripple-tiny"]
+    flowing = " ".join(text.split())
+    assert f"Ripple is {ripple - top1['deit-la-tiny']:.1f} points above DeiT-LA" in flowing
+    assert f"and {ripple - top1['deit-tiny']:.1f} above DeiT" in flowing
+    assert f"worth {ripple - top1['ripple-tiny-fixed']:.1f} points against" in flowing
+    assert f"DeiT-LA is {top1['deit-tiny'] - top1['deit-la-tiny']:.1f} points behind" in flowing
+    assert top1["ripple-tiny4"] > top1["deit-la-tiny"]
+    layers = {}
+    for row in read_results("strength-cifar100-short-ripple-tiny.csv"):
+        values = float(row["strength"]), float(row["share_below_half"])
+        layers.setdefault(row["layer"], []).append(values)
+    means = [[statistics.mean(x) for x in zip(*heads, strict=True)] for heads in layers.values()]
+    columns = zip(*means, strict=True)
+    strong, weak = ([f"{100 * x:.0f}" for x in sorted(column)] for column in columns)
+    assert f"It leaves {strong[0]} to {strong[-1]} % of the attention" in flowing
+    assert f"less than half of it for {weak[0]} to {weak[-1]} % of the tokens" in flowing
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

@@ -32,6 +32,8 @@ class Profile:
         halted: The group where each token halted (N, H, W), with G for one that did not.
         shares: Of each head (N, G + 1), the share of tokens that halted at each group, or not.
         divergence: Of each head (N,), the divergence of a token's weights from the fixed ones.
+        strength, weak: Of each head (N,), what eps leaves of a token's attention, and the share of
+            tokens of which it leaves less than half; see `LayerView.strength`.
         images: How many they are means of.
     """
 
@@ -42,6 +44,8 @@ class Profile:
     halted: Tensor
     shares: Tensor
     divergence: Tensor
+    strength: Tensor
+    weak: Tensor
     images: int
 
     @classmethod
@@ -49,6 +53,7 @@ class Profile:
         """Of one batch."""
         assert view.weights is not None and view.halted is not None and view.partition is not None
         weights, halted = view.weights.double().cpu(), view.halted.cpu()
+        strength = view.strength().double().cpu()
         groups = torch.arange(weights.shape[-1] + 1)
         over_tokens = (0, 1, 2)
         return cls(
@@ -59,15 +64,18 @@ class Profile:
             halted.double().mean(0).permute(2, 0, 1),
             (halted.unsqueeze(-1) == groups).double().mean(over_tokens),
             divergence_from_fixed(weights).mean(over_tokens),
+            strength.mean(over_tokens),
+            (strength < 0.5).double().mean(over_tokens),
             len(weights),
         )
 
     def join(self, other: "Profile") -> "Profile":
         """Both together, each image with the same weight."""
         total = self.images + other.images
+        names = ("weights", "squares", "halted", "shares", "divergence", "strength", "weak")
         means = {
             name: (getattr(self, name) * self.images + getattr(other, name) * other.images) / total
-            for name in ("weights", "squares", "halted", "shares", "divergence")
+            for name in names
         }
         return Profile(self.name, self.partition, images=total, **means)
 
@@ -167,13 +175,14 @@ def write_analysis(profiles: Sequence[Profile], folder: Path) -> list[Path]:
     """Writes the profiles as CSV, and draws each as PNG and SVG.
 
     Returns:
-        What was written: weights, halting and divergence, each in the three formats.
+        What was written: weights, halting, divergence and strength, each in the three formats.
     """
     folder.mkdir(parents=True, exist_ok=True)
     parts: dict[str, tuple[Any, Any]] = {
         "weights": (weight_rows, draw_weights),
         "halting": (halting_rows, draw_halting),
         "divergence": (divergence_rows, draw_divergence),
+        "strength": (strength_rows, draw_strength),
     }
     written = []
     for name, (rows, draw) in parts.items():
@@ -219,6 +228,19 @@ def divergence_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
         }
         for layer, it in enumerate(profiles)
         for n in range(len(it.divergence))
+    ]
+
+
+def strength_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
+    """What eps leaves of the attention of every layer and head, and how often less than half."""
+    return [
+        {
+            **_head(layer, it, n),
+            "strength": f"{it.strength[n]:.6f}",
+            "share_below_half": f"{it.weak[n]:.6f}",
+        }
+        for layer, it in enumerate(profiles)
+        for n in range(len(it.strength))
     ]
 
 
@@ -276,17 +298,33 @@ def draw_halting(profiles: Sequence[Profile]) -> Any:
 
 def draw_divergence(profiles: Sequence[Profile]) -> Any:
     """The divergence from fixed weights by layer: a dot for each head, a line for the mean."""
-    figure, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    figure, ax = _by_layer([it.divergence for it in profiles])
     layers = [i + 1 for i in range(len(profiles))]
-    for layer, it in zip(layers, profiles, strict=True):
-        ax.plot([layer] * len(it.divergence), it.divergence.numpy(), "o", color="tab:blue", ms=4)
-    means = [float(it.divergence.mean()) for it in profiles]
-    ax.plot(layers, means, color="tab:blue", label="mean of the heads (dots)")
     uniform = [uniform_divergence(it.partition.num_groups) for it in profiles]
     ax.plot(layers, uniform, color="black", ls="--", lw=0.8, label="linear attention")
     ax.set(
-        xticks=layers, xlabel="layer", ylabel="Jensen–Shannon divergence, nats", ylim=(0, None),
+        ylabel="Jensen–Shannon divergence, nats", ylim=(0, None),
         title="How far ripples are from the fixed weights 1/2, 1/4, …",
     )  # fmt: skip
     ax.legend(fontsize=8)
     return figure
+
+
+def draw_strength(profiles: Sequence[Profile]) -> Any:
+    """What eps leaves of attention by layer: a dot for each head, a line for the mean."""
+    figure, ax = _by_layer([it.strength for it in profiles])
+    ax.set(ylabel="den / (den + eps), mean of tokens", ylim=(0, 1.02), title="What eps leaves")
+    ax.legend(fontsize=8)
+    return figure
+
+
+def _by_layer(values: Sequence[Tensor]) -> tuple[Any, Any]:
+    """A number of each head (N,) by layer, and their means."""
+    figure, ax = plt.subplots(figsize=(5.5, 3.4), layout="constrained")
+    layers = [i + 1 for i in range(len(values))]
+    for layer, heads in zip(layers, values, strict=True):
+        ax.plot([layer] * len(heads), heads.numpy(), "o", color="tab:blue", ms=4)
+    means = [float(heads.mean()) for heads in values]
+    ax.plot(layers, means, color="tab:blue", label="mean of the heads (dots)")
+    ax.set(xticks=layers, xlabel="layer")
+    return figure, ax

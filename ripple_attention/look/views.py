@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from ripple_attention.functional import ripple_attention
+from ripple_attention.functional import linear_attention, ripple_attention
 from ripple_attention.modules import GridAttention, LinearAttention, RippleAttention
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.partition import Partition
@@ -77,7 +77,7 @@ class LayerView:
             out_i = Σ_j c_ij v_j,    c_ij = α(i,j) φq_i·φk_j ÷ (Σ_j α(i,j) φq_i·φk_j + eps)
 
         Returns:
-            (B, N, H, W). With eps > 0 they add up to a little less than 1.
+            (B, N, H, W). With eps > 0 they add up to the query's `strength`.
         """
         if self.weights is not None and self.partition is not None:
             self.check_patch(row, column)
@@ -102,6 +102,28 @@ class LayerView:
                 "no linear attention to set beside it; use coefficients()"
             )
         return self._normalised(row, column, 1.0)
+
+    def strength(self) -> Tensor:
+        """What `eps` leaves of each query's mean of values, Σ_j c_ij = den ÷ (den + eps).
+
+        A query that finds no key like itself is weak: its output fades out.
+
+        Returns:
+            (B, H, W, N), between 0 and 1 for features ≥ 0.
+        """
+        if not isinstance(self.layer, LinearAttention):
+            raise ValueError(f"{self.name} is {type(self.layer).__name__}, which has no eps")
+        ones, eps = torch.ones_like(self.v[..., :1]), self.layer.eps
+        with torch.no_grad():
+            phi_q, phi_k = self.layer.feature_map(self.q, self.k)
+            if self.weights is None or self.partition is None:
+                out = linear_attention(phi_q, phi_k, ones, key_padding_mask=self.mask, eps=eps)
+            else:
+                out = ripple_attention(
+                    phi_q, phi_k, ones, self.weights, partition=self.partition,
+                    key_padding_mask=self.mask, eps=eps,
+                )  # fmt: skip
+        return out.squeeze(-1)
 
     def _normalised(self, row: int, column: int, weight: Tensor | float) -> Tensor:
         assert isinstance(self.layer, LinearAttention)

