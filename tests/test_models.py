@@ -2,12 +2,16 @@
 
 import pytest
 import torch
+from torch import nn
 
 timm = pytest.importorskip("timm")
+
+from timm.layers import PatchEmbed  # noqa: E402
 
 from inputs import relative_error  # noqa: E402
 from ripple_attention import RippleAttention, record_spatial_weights  # noqa: E402
 from ripple_attention.models import MODELS, adapt_state_dict, count_parameters  # noqa: E402
+from ripple_attention.models.vit import PatchProjection  # noqa: E402
 from ripple_attention.paper import PARAMETERS  # noqa: E402
 
 SMALL = [name for name in MODELS if name.endswith("patch2_32")]
@@ -185,3 +189,32 @@ def test_multiply_adds_are_those_of_the_parts():
     pairs = tokens * heads * (256 * 2 * head + 2 * head * head)  # 16×16 tokens are one tile
     expected = dense + features + weights + pairs
     assert abs(multiply_adds(ripple, (3, 32, 32)) / expected - 1) < 0.01
+
+
+@pytest.mark.parametrize(("image", "patch"), [((32, 32), 2), ((20, 28), (4, 7)), ((50, 37), 16)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_patches_are_projected_as_a_convolution_projects_them(image, patch, bias):
+    projection = PatchProjection(3, 24, kernel_size=patch, stride=patch, bias=bias).double()
+    plain = nn.Conv2d(3, 24, kernel_size=patch, stride=patch, bias=bias).double()
+    plain.load_state_dict(projection.state_dict())
+    x = torch.randn(2, 3, *image, dtype=torch.float64, requires_grad=True)
+    outputs = projection(x), plain(x)
+    upstream = torch.randn_like(outputs[0])
+    grads = [
+        torch.autograd.grad(out, (x, *module.parameters()), upstream)
+        for out, module in zip(outputs, (projection, plain), strict=True)
+    ]
+    for ours, reference in zip((outputs[0], *grads[0]), (outputs[1], *grads[1]), strict=True):
+        torch.testing.assert_close(ours, reference)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert projection.float()(x.float()).dtype == torch.bfloat16
+
+
+def test_models_start_with_the_numbers_that_timm_draws():
+    torch.manual_seed(0)
+    ours = timm.create_model("deit6_tiny_patch2_32", depth=1).patch_embed
+    torch.manual_seed(0)
+    plain = timm.create_model("deit6_tiny_patch2_32", depth=1, embed_layer=PatchEmbed).patch_embed
+    assert type(ours.proj) is PatchProjection and type(plain.proj) is nn.Conv2d
+    for name, value in plain.state_dict().items():
+        assert torch.equal(ours.state_dict()[name], value)
