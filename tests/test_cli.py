@@ -146,6 +146,23 @@ def test_every_system_of_bench_model_runs_on_its_grid(name):
     model.make_step(name, 4, 1, "forward", config)()
 
 
+def test_bench_model_takes_a_batch_and_a_width(tmp_path):
+    path = tmp_path / "models.csv"
+    words = ("--sides", "2,3", "--batch", 3, "--width", 12, "--device", "cpu", "--dtype", "float32")
+    words += ("--no-compiled", "--rounds", 1, "--only", "DeiT-LA of 4 layers", "--output", path)
+    done = ripple("bench", "model", *words, "--forward-alone")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    assert [(row["tokens"], row["batch"], row["embed_dim"]) for row in rows] == [
+        ("4", "3", "12"), ("9", "3", "12")
+    ]  # fmt: skip
+    assert {row["pass"] for row in rows} == {"forward"}
+    assert ripple("bench", "model", *words).exit_code == 0
+    assert {row["pass"] for row in csv.DictReader(path.open())} == set(model.PASSES)
+    done = ripple("bench", "model", "--width", 100)
+    assert done.exit_code == 2 and "multiple of the 6 heads" in done.output
+
+
 def test_models_are_listed_beside_the_papers_counts():
     done = ripple("models", "--only", "tiny4", "--throughput", 1)
     assert done.exit_code == 0, done.output

@@ -76,7 +76,11 @@ def model(
         int, typer.Option(min=1, help="Channels of a token; 6 heads share them.")
     ] = 192,
     only: Annotated[
-        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
+        str,
+        typer.Option(
+            help="Systems whose names contain this, or one of these, with commas; all but the "
+            "slowest two unless given."
+        ),
     ] = "",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
@@ -93,9 +97,16 @@ def model(
 
     Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
     """
-    from ripple_attention.bench.model import PASSES, SYSTEMS, ModelBenchmark, default_path, run
+    from ripple_attention.bench.model import (
+        PASSES,
+        SYSTEMS,
+        USUAL,
+        ModelBenchmark,
+        default_path,
+        run,
+    )
 
-    systems = systems_named(only, SYSTEMS)
+    systems = systems_named(only, SYSTEMS) if only else USUAL
     check_dtype(dtype)
     if width % 6:
         raise typer.BadParameter(f"the width must be a multiple of the 6 heads; got {width}")
