@@ -159,6 +159,8 @@ def test_bench_model_takes_a_batch_and_a_width(tmp_path):
     assert {row["pass"] for row in rows} == {"forward"}
     assert ripple("bench", "model", *words).exit_code == 0
     assert {row["pass"] for row in csv.DictReader(path.open())} == set(model.PASSES)
+    usual, narrow = model.ModelBenchmark(device="cpu"), model.ModelBenchmark(device="cpu", width=96)
+    assert model.default_path(usual) != model.default_path(narrow)
     done = ripple("bench", "model", "--width", 100)
     assert done.exit_code == 2 and "multiple of the 6 heads" in done.output
 

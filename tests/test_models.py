@@ -207,7 +207,10 @@ def test_patches_are_projected_as_a_convolution_projects_them(image, patch, bias
     for ours, reference in zip((outputs[0], *grads[0]), (outputs[1], *grads[1]), strict=True):
         torch.testing.assert_close(ours, reference)
     with torch.autocast("cpu", torch.bfloat16):
+        assert projection(x).dtype == torch.float64
         assert projection.float()(x.float()).dtype == torch.bfloat16
+    with pytest.raises(AssertionError, match="must not overlap"):
+        PatchProjection(3, 24, kernel_size=patch)
 
 
 def test_models_start_with_the_numbers_that_timm_draws():

@@ -123,6 +123,7 @@ def test_images_in_turns_give_the_same(batch, turns):
     use_tiles()
     inputs = make_inputs((9, 40), NEAR, features=16, dtype=torch.bfloat16, batch=batch, heads=2)
     launched, plain = [], tiled_triton.launch
+    before = tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS
 
     def count(kernel, *arguments, **options):
         launched.append(kernel.__name__)
@@ -135,7 +136,7 @@ def test_images_in_turns_give_the_same(batch, turns):
         tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS = 1, turns
         got = gradients(run("tiled_triton", NEAR), inputs)
     finally:
-        tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS = 3072, 4
+        tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS = before
         tiled_triton.launch = plain
     images = -(-batch // turns)
     assert launched.count("relay_kernel") == -(-batch // images) - 1 > 0

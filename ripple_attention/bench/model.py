@@ -188,6 +188,8 @@ def _compile(model: nn.Module) -> None:
 
 
 def default_path(config: ModelBenchmark) -> Path:
-    """Under benchmarks/results, named after the hardware and the precision."""
+    """Under benchmarks/results, named after the hardware, the precision and unusual sizes."""
     hardware = measure.slug(measure.hardware(torch.device(config.device)))
-    return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}.csv"
+    width = "" if config.width == ModelBenchmark.width else f"-width-{config.width}"
+    batch = f"-batch-{config.batch}" if config.batch else ""
+    return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}{width}{batch}.csv"

@@ -70,8 +70,9 @@ def analyze(
 ) -> None:
     """Write what a model learned about distance.
 
-    Mean ripples, where they halt and their divergence, as figures and CSV files; for a run that
-    wrote down its ripples (ripples.jsonl), also how they diverged in training.
+    Mean ripples, where they halt, their divergence, and what eps leaves of attention, as figures
+    and CSV files; for a run that wrote down its ripples (ripples.jsonl), also how they diverged in
+    training.
 
     Example: ripple analyze runs/demo --output analysis
     """

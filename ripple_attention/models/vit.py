@@ -4,6 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, PatchEmbed, resample_abs_pos_embed
 from timm.models.vision_transformer import VisionTransformer
@@ -83,9 +84,15 @@ class PatchProjection(nn.Conv2d):
     tiny model's time. Arguments as in `nn.Conv2d`, with `stride` equal to `kernel_size`.
     """
 
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        assert self.stride == self.kernel_size, "windows must not overlap: stride = kernel_size"
+        assert self.padding == (0, 0) and self.dilation == (1, 1) and self.groups == 1
+
     def forward(self, x: Tensor) -> Tensor:
         (rows, columns), (_, _, H, W) = self.kernel_size, x.shape
-        x = x.to(autocast_dtype(x) or x.dtype)  # first: fewer bytes to move
+        if x.dtype != torch.float64:  # which autocast leaves alone
+            x = x.to(autocast_dtype(x) or x.dtype)  # first: fewer bytes to move
         x = x[..., : H - H % rows, : W - W % columns]
         patches = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))
         patches = patches.permute(0, 2, 4, 1, 3, 5).flatten(3)  # (B, H/p, W/p, channels·p·p)

@@ -227,18 +227,22 @@ def _sum_state(*inputs: Any) -> Tensor:
 def _cut_state(cut: Tensor, features: Tensor, *others: Any, state: Tensor | None = None) -> Tensor:
     """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is
     known."""
-    partial = _sum_chunks(features, *others) if state is None else state[:, :, None]
-    return _cut(cut, partial, features.dtype)
+    if state is not None:
+        return _cut(cut, state[:, :, None], features.dtype, early=False)
+    return _cut(cut, _sum_chunks(features, *others), features.dtype)
 
 
-def _cut(cut: Tensor, partial: Tensor, dtype: torch.dtype) -> Tensor:
-    """Adds up the shares of chunks, (B, N, chunks, E+1, M), in parts for inputs of that type."""
+def _cut(cut: Tensor, partial: Tensor, dtype: torch.dtype, early: bool = True) -> Tensor:
+    """Adds up the shares of chunks, (B, N, chunks, E+1, M), in parts for inputs of that type.
+
+    Early: it may start before the kernel before it ends, which is one of far sums.
+    """
     B, N, chunks, rows, M = partial.shape
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
     launch(
         cut_kernel, (B * N, _parts_of(rows * M, block), 1),
         partial, cut, chunks, M, rows - 1, TYPES[dtype], rounds, block, _overlaps(),
-        num_warps=4, **_overlapping(),
+        num_warps=4, **(_overlapping() if early else {}),
     )  # fmt: skip
     return cut
 
@@ -266,14 +270,14 @@ def _plan_sums(
 
 def _sum_chunks(
     features: Tensor, values: Tensor, spatial_weights: Tensor,
-    delta: Tensor | None = None, inverse: Tensor | None = None, images: int | None = None,
+    delta: Tensor | None = None, inverse: Tensor | None = None, images: int = 0,
 ) -> Tensor:  # fmt: skip
     """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M).
 
     With a number of images, those of the first alone; there is room for all.
     """
     (B, H, W, N, M), E = features.shape, values.shape[-1]
-    images, backward = B if images is None else images, delta is not None
+    images, backward = images or B, delta is not None
     plan, options = _plan_sums(images, features, values, spatial_weights, backward)
     partial = features.new_empty(B, N, plan.chunks, E + 1, M, dtype=torch.float32)
     launch(
@@ -288,8 +292,9 @@ def _sum_chunks(
 
 # On GPUs of compute capability 9.0 and newer, a kernel may start before the one before it ends. The
 # far sum and its cutting let the next start at once, which waits for them where it needs the sum:
-# by then it is through with its window. What it reads before that was written before the far sum
-# began, and memory that it writes was its own by then.
+# by then it is through with its window. The first kernel of such a row, the far sum, or the cutting
+# of a sum that is known, starts as any kernel does, when all before it has ended: so what the
+# others read before they wait has been written, and memory that they write is theirs.
 
 
 def _overlaps() -> bool:

@@ -597,6 +597,7 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     """
     (B, H, W, N, M), E, reach = q.shape, v.shape[-1], radii[-1]
     whole = is_whole(H, W, radii)
+    follows_sums = not whole and role != "query"  # whose far sum is kept from the forward pass
     rows, columns, step, options = _tile_table(role, v.dtype, max(_padded(M), _padded(E)), whole)
     height, width = rows + 2 * reach, columns + 2 * reach
     grid = N * _parts_of(W, columns), _parts_of(H, rows), B
@@ -615,14 +616,15 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     constants = (
         N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
         step, span, _parts_of(width, span), height, whole, wide,
-        SPLIT_PAIRS or H * W <= SPLIT_TOKENS, _overlaps(),
+        SPLIT_PAIRS or H * W <= SPLIT_TOKENS, follows_sums and _overlaps(),
     )  # fmt: skip
-    if not whole:
+    if follows_sums:
         options |= _overlapping()
     fills_warps = groups * step * span >= 32 * options["num_warps"]
     gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
     relay = 0
-    if not whole and v.dtype == torch.bfloat16 and max(_padded(M), _padded(E)) <= 32:
+    narrow = v.dtype == torch.bfloat16 and max(_padded(M), _padded(E)) <= 32
+    if role == "forward" and narrow and not whole:
         turns = min(B, RELAY_TURNS, grid[0] * grid[1] * B // RELAY_PROGRAMS)
         relay = _parts_of(B, turns) if turns > 1 and B < 65536 else 0
     return Plan(grid, constants, whole, gather, options, relay)

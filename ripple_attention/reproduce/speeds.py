@@ -68,7 +68,8 @@ def speeds(systems: list[str | None], tokens: int, results: Results, table: str)
     """
     names = {system for system in systems if system}
     rows = [row for row in results.models if row["system"] in names and row["tokens"] == tokens]
-    chosen = nearest(_measured(rows, "forward"), {"batch": SPEED_BATCH}, _by_system)
+    wanted = {"batch": SPEED_BATCH, "width": MODEL_WIDTH}
+    chosen = nearest(_measured(rows, "forward"), wanted, _by_system)
     found = {row["system"]: row for row in chosen.rows} if chosen else {}
     timed = [name for name in systems if name in SYSTEMS]  # together, or they do not compare
     side = math.isqrt(tokens)
