@@ -81,13 +81,31 @@ class PatchProjection(nn.Conv2d):
     """A convolution whose windows do not overlap, as the matrix product that it is.
 
     GPU libraries serve such a convolution of few channels badly: on one H200 it took a sixth of a
-    tiny model's time. Arguments as in `nn.Conv2d`, with `stride` equal to `kernel_size`.
+    tiny model's time.
+
+    Args:
+        in_channels, out_channels, bias, device, dtype: As in `nn.Conv2d`.
+        patch_size: Height and width of a window, or one number for both.
     """
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
-        assert self.stride == self.kernel_size, "windows must not overlap: stride = kernel_size"
-        assert self.padding == (0, 0) and self.dilation == (1, 1) and self.groups == 1
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        patch_size: int | tuple[int, int],
+        bias: bool = True,
+        device: Any = None,
+        dtype: Any = None,
+    ):
+        super().__init__(
+            in_channels,
+            out_channels,
+            kernel_size=patch_size,
+            stride=patch_size,
+            bias=bias,
+            device=device,
+            dtype=dtype,
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         (rows, columns), (_, _, H, W) = self.kernel_size, x.shape
@@ -105,9 +123,8 @@ class GridPatchEmbed(PatchEmbed):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         plain = self.proj
-        sizes = plain.in_channels, plain.out_channels, plain.kernel_size, plain.stride
-        bias = plain.bias is not None
-        self.proj = nn.utils.skip_init(PatchProjection, *sizes, bias=bias)  # draws no numbers
+        sizes = plain.in_channels, plain.out_channels, plain.kernel_size, plain.bias is not None
+        self.proj = nn.utils.skip_init(PatchProjection, *sizes)  # draws no numbers
         self.proj.weight, self.proj.bias = plain.weight, plain.bias
 
 
