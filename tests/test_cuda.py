@@ -253,6 +253,7 @@ def test_images_in_turns_give_what_they_give_at_once(batch, monkeypatch):
         out = run("tiled_triton", partition)(*inputs)
         return out, *torch.autograd.grad(out @ matrix, inputs, upstream)
 
+    monkeypatch.setattr(tiled_triton, "RELAY_TURNS", 4)
     turns = [results() for _ in range(3)]
     monkeypatch.setattr(tiled_triton, "RELAY_TURNS", 1)
     at_once = results()

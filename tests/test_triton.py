@@ -527,6 +527,7 @@ def test_images_in_turns_compile(compile_for, monkeypatch, capability):
     from ripple_attention.ops import tiled_triton
 
     monkeypatch.setattr(tiled_triton, "RELAY_PROGRAMS", 1)
+    monkeypatch.setattr(tiled_triton, "RELAY_TURNS", 2)
     compiled = compile_for(capability, torch.bfloat16, 32, (128, 128), batch=2)
     names = [name for name, _ in compiled]
     assert names[:5] == [

@@ -585,8 +585,9 @@ SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
 
 # Images of a batch take turns, at most so many, where each has at least so many programs: the far
-# sums of the next wait for memory, tiles do not.
-RELAY_TURNS = 4
+# sums of the next wait for memory, tiles do not. One turn, so none of this, until it has run on a
+# GPU; 4 is what is to be tried.
+RELAY_TURNS = 1
 RELAY_PROGRAMS = 3072
 
 
