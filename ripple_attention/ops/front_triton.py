@@ -608,10 +608,11 @@ def _parameter_gradients(sums: tuple[Tensor, ...], parameters: FrontParameters) 
     if weight is None or bias is None or embedding is None:
         return FrontParameters(w1, w2, b2)
     vectors, constants = sums[3].view_as(embedding), sums[4]  # Σ ∂o_g v, (N, G−1, D); Σ ∂o_g
+    sticks = embedding.flatten(0, 1).mT  # (D, N·(G−1))
     return FrontParameters(
         w1, w2, b2,
-        torch.einsum("ngf,nge->fe", embedding, vectors),
-        torch.einsum("ngf,ng->f", embedding, constants),
+        sticks @ vectors.flatten(0, 1),
+        sticks @ constants.flatten(),
         vectors @ weight.mT + constants[..., None] * bias,
     )  # fmt: skip
 
