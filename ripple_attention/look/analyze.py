@@ -1,6 +1,6 @@
 """What a classifier learned about distance: mean ripples, where they halt, how far from fixed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -220,27 +220,28 @@ def halting_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
 
 def divergence_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
     """The divergence from fixed weights of every layer and head, and what uniform ones have."""
-    return [
-        {
-            **_head(layer, it, n),
-            "divergence_from_fixed": f"{it.divergence[n]:.6f}",
-            "divergence_of_uniform": f"{uniform_divergence(it.partition.num_groups):.6f}",
-        }
-        for layer, it in enumerate(profiles)
-        for n in range(len(it.divergence))
-    ]
+    return _by_head(
+        profiles,
+        divergence_from_fixed=lambda it, n: it.divergence[n],
+        divergence_of_uniform=lambda it, _: uniform_divergence(it.partition.num_groups),
+    )
 
 
 def strength_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
     """What eps leaves of the attention of every layer and head, and how often less than half."""
+    return _by_head(
+        profiles, strength=lambda it, n: it.strength[n], share_below_half=lambda it, n: it.weak[n]
+    )
+
+
+def _by_head(
+    profiles: Sequence[Profile], **columns: Callable[[Profile, int], Any]
+) -> list[dict[str, Any]]:
+    """A row for each layer and head, with a number in each column."""
     return [
-        {
-            **_head(layer, it, n),
-            "strength": f"{it.strength[n]:.6f}",
-            "share_below_half": f"{it.weak[n]:.6f}",
-        }
+        _head(layer, it, n) | {name: f"{number(it, n):.6f}" for name, number in columns.items()}
         for layer, it in enumerate(profiles)
-        for n in range(len(it.strength))
+        for n in range(len(it.weights))
     ]
 
 

@@ -220,7 +220,7 @@ def _sum_state(*inputs: Any) -> Tensor:
 
     Chunks are summed in a fixed order, so results repeat bit for bit.
     """
-    partial = _sum_chunks(*inputs)
+    partial, _ = _sum_chunks(*inputs)
     return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
 
 
@@ -229,7 +229,7 @@ def _cut_state(cut: Tensor, features: Tensor, *others: Any, state: Tensor | None
     known."""
     if state is not None:
         return _cut(cut, state[:, :, None], features.dtype, early=False)
-    return _cut(cut, _sum_chunks(features, *others), features.dtype)
+    return _cut(cut, _sum_chunks(features, *others)[0], features.dtype)
 
 
 def _cut(cut: Tensor, partial: Tensor, dtype: torch.dtype, early: bool = True) -> Tensor:
@@ -256,29 +256,21 @@ class SumPlan(NamedTuple):
     flat: bool  # whether rows follow each other in memory as columns do
 
 
-def _plan_sums(
-    images: int, features: Tensor, values: Tensor, spatial_weights: Tensor, backward: bool
-) -> tuple[SumPlan, dict[str, int]]:
-    """The plan for some images at once, and options of the launch of `state_kernel`."""
-    (_, H, W, N, M), E = features.shape, values.shape[-1]
-    wide = max(M, E) * features.element_size()
-    tokens, blocks, options = _choose_state(images * N, H * W, wide, backward)
-    read = (features, values, spatial_weights) if backward else (features, values)
-    flat = all(x.stride(1) == W * x.stride(2) for x in read)
-    return SumPlan(_parts_of(H * W, tokens * blocks), tokens, blocks, flat), options
-
-
 def _sum_chunks(
     features: Tensor, values: Tensor, spatial_weights: Tensor,
     delta: Tensor | None = None, inverse: Tensor | None = None, images: int = 0,
-) -> Tensor:  # fmt: skip
-    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M).
+) -> tuple[Tensor, SumPlan]:  # fmt: skip
+    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M), and how they are divided.
 
     With a number of images, those of the first alone; there is room for all.
     """
     (B, H, W, N, M), E = features.shape, values.shape[-1]
     images, backward = images or B, delta is not None
-    plan, options = _plan_sums(images, features, values, spatial_weights, backward)
+    wide = max(M, E) * features.element_size()
+    tokens, blocks, options = _choose_state(images * N, H * W, wide, backward)
+    read = (features, values, spatial_weights) if backward else (features, values)
+    flat = all(x.stride(1) == W * x.stride(2) for x in read)
+    plan = SumPlan(_parts_of(H * W, tokens * blocks), tokens, blocks, flat)
     partial = features.new_empty(B, N, plan.chunks, E + 1, M, dtype=torch.float32)
     launch(
         state_kernel, (N, plan.chunks, images),
@@ -287,7 +279,7 @@ def _sum_chunks(
         N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], plan.tokens, plan.blocks,
         plan.flat, backward, _overlaps(), **options,
     )  # fmt: skip
-    return partial
+    return partial, plan
 
 
 # On GPUs of compute capability 9.0 and newer, a kernel may start before the one before it ends. The

@@ -36,7 +36,6 @@ from ripple_attention.ops.far_triton import (
     _load_cut_ones,
     _overlapping,
     _overlaps,
-    _plan_sums,
     _sum_chunk,
     _sum_chunks,
     _times_cut,
@@ -496,8 +495,7 @@ def _relay(
 ) -> None:  # fmt: skip
     """Tiles of a few images at a time, each launch with the far sums of the images that follow."""
     B, images = v.shape[0], plan.relay
-    partial = _sum_chunks(k, v, spatial_weights, images=images)
-    sums, _ = _plan_sums(images, k, v, spatial_weights, False)
+    partial, sums = _sum_chunks(k, v, spatial_weights, images=images)
     for start in range(0, B, images):
         now, rest = min(images, B - start), B - start
         _cut(cut[start : start + now], partial[start : start + now], v.dtype)
