@@ -123,8 +123,8 @@ def matching_names(words: str, names: Iterable[str]) -> tuple[str, ...]:
 def summary(samples: list[float]) -> dict[str, float | int]:
     """Median and minimum in milliseconds, and how many samples they are of."""
     return {
-        "median_ms": round(1e3 * statistics.median(samples), 3),
-        "min_ms": round(1e3 * min(samples), 3),
+        "median_ms": round(1e3 * statistics.median(samples), 4),
+        "min_ms": round(1e3 * min(samples), 4),
         "samples": len(samples),
     }
 
