@@ -251,32 +251,29 @@ def test_a_layer_runs_as_a_cuda_graph(options):
     assert torch.equal(out, expected)
 
 
-@pytest.mark.parametrize("batch", [4, 5, 9])
-def test_images_in_turns_give_what_they_give_at_once(batch, monkeypatch):
-    """Kernels that start early find their inputs written, gradients of a product too."""
-    from ripple_attention.ops import tiled_triton
+@pytest.mark.parametrize("grid", [(16, 16), (64, 64)])
+@pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
+def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
+    """Bit for bit what they give one after the other, gradients of a product too."""
+    from ripple_attention.ops import far_triton, front_triton, tiled_triton
 
-    partition = chebyshev(4)
     torch.manual_seed(0)
-    shape = (batch, 128, 128, 6, 32)
-    q, k, v = (torch.rand(shape, device="cuda", dtype=torch.bfloat16) for _ in range(3))
-    weights = torch.rand(*shape[:-1], 5, device="cuda").softmax(-1)
-    matrix = torch.randn(32, 32, device="cuda", dtype=torch.bfloat16)
-    upstream = torch.randn(shape, device="cuda", dtype=torch.bfloat16)
-    inputs = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    layer = kind(192, num_heads=6).cuda()
+    x = torch.randn(4, *grid, 192, device="cuda", requires_grad=True)
+    upstream = torch.randn(4, *grid, 192, device="cuda")
 
     def results():
-        out = run("tiled_triton", partition)(*inputs)
-        return out, *torch.autograd.grad(out @ matrix, inputs, upstream)
+        with torch.autocast("cuda", torch.bfloat16):
+            out = layer(x)
+        return out, *torch.autograd.grad(out, (x, *layer.parameters()), upstream)
 
-    monkeypatch.setattr(tiled_triton, "RELAY_TURNS", 4)
-    turns = [results() for _ in range(3)]
-    monkeypatch.setattr(tiled_triton, "RELAY_TURNS", 1)
-    at_once = results()
-    for some in turns:
-        for ours, first, reference in zip(some, turns[0], at_once, strict=True):
-            assert torch.equal(ours, first)
-            assert relative_error(ours, reference) < 2e-3
+    early = [results() for _ in range(5)]
+    for module in (far_triton, front_triton, tiled_triton):
+        monkeypatch.setattr(module, "overlaps", lambda: False)
+        monkeypatch.setattr(module, "overlapping", dict)
+    for some in early:
+        for ours, reference in zip(some, results(), strict=True):
+            assert torch.equal(ours, reference)
 
 
 def test_triton_serves_grids_beyond_two_to_the_31_numbers():

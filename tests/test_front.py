@@ -1,4 +1,4 @@
-"""The fused front: features, weights and sums in one kernel, against the modules it stands for."""
+"""The fused front: features and weights by kernels, against the modules that they stand for."""
 
 import importlib.util
 from copy import deepcopy
@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
-from torch.nn import functional as F
 
 from inputs import relative_error
 from kernels import HERE, AbsentGPU, CompileOnly, interpreted
@@ -19,7 +18,7 @@ pytestmark = pytest.mark.skipif(
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KERNELS = ("map_kernel", "stick_kernel", "map_gradient_kernel", "stick_gradient_kernel")
-NAMES = ("φ(q)", "φ(k)", "α", "S", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
+NAMES = ("φ(q)", "φ(k)", "α", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
 
 
 @dataclass(frozen=True)
@@ -108,13 +107,9 @@ class Inputs:
             if self.mask is not None:
                 phi_k = phi_k.masked_fill(self._padded, 0)
             results = [phi_q, phi_k, weights(v), v]
-        wide = torch.promote_types(dtype, torch.float32)
-        state = torch.einsum(
-            "bhwnm,bhwne->bnme", phi_k.to(wide), F.pad(v.to(wide), (0, 1), value=1)
-        )
         upstream = [g.to(x.dtype) for g, x in zip(self.upstream, results, strict=True)]
         grads = torch.autograd.grad(results, [qkv, *_leaves(feature_map, weights)], upstream)
-        return [*results[:3], state, *grads]
+        return [*results[:3], *grads]
 
     def by_kernels(self, qkv=None, parameters=None, **further):
         from ripple_attention.ops import front_triton
@@ -148,8 +143,8 @@ def test_errors_are_within_twice_pytorchs(case, dtype):
     inputs = Inputs(case, dtype)
     exact, theirs = inputs.by_modules(torch.float64), inputs.by_modules(dtype)
     ours = inputs.by_kernels()
-    assert ours[0].dtype == ours[1].dtype == ours[4].dtype == dtype
-    assert all(x.dtype == torch.float32 for x in (*ours[2:4], *ours[5:]))
+    assert ours[0].dtype == ours[1].dtype == ours[3].dtype == dtype
+    assert all(x.dtype == torch.float32 for x in (ours[2], *ours[4:]))
     for name, x, y, reference in zip(NAMES, ours, theirs, exact, strict=True):
         assert x.shape == reference.shape, name
         allowed = 2 * relative_error(y, reference) + torch.finfo(torch.float32).eps
@@ -163,17 +158,6 @@ def test_in_the_first_cases_some_ripples_halt_and_some_do_not():
         assert 0.1 < halted < 0.95, case
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@interpreted
-def test_sums_are_of_the_features_that_are_written(dtype):
-    inputs = Inputs(replace(CASES[1], grid=(7, 5)), dtype)
-    _, phi_k, _, state, *_ = inputs.by_kernels()
-    v = inputs.qkv[:, :, :, 2].double().masked_fill(inputs._padded, 0)
-    expected = torch.einsum("bhwnm,bhwne->bnme", phi_k.double(), F.pad(v, (0, 1), value=1))
-    assert relative_error(state, expected) < 3e-7
-    assert state.mT.is_contiguous()
-
-
 @interpreted
 def test_linear_attention_has_no_weights():
     from ripple_attention.ops.front_triton import FrontParameters
@@ -181,12 +165,12 @@ def test_linear_attention_has_no_weights():
     inputs = Inputs(replace(CASES[1], grid=(5, 4)), torch.float32)
     expected = inputs.by_kernels()
     got = inputs.by_kernels(parameters=FrontParameters(*inputs.parameters[:3]))
-    assert [i for i, x in enumerate(got) if x is None] == [2, 8, 9, 10]
-    for i in (0, 1, 3, 5, 6, 7):
+    assert [i for i, x in enumerate(got) if x is None] == [2, 7, 8, 9]
+    for i in (0, 1, 4, 5, 6):
         assert torch.equal(got[i], expected[i]), NAMES[i]
-    assert torch.equal(got[4][:, :, :, :2], expected[4][:, :, :, :2])
+    assert torch.equal(got[3][:, :, :, :2], expected[3][:, :, :, :2])
     padded = inputs.upstream[3].masked_fill(inputs._padded, 0)
-    assert torch.equal(got[4][:, :, :, 2], padded)
+    assert torch.equal(got[3][:, :, :, 2], padded)
 
 
 @interpreted
@@ -222,7 +206,7 @@ def test_every_result_is_written_and_nothing_else():
     room = torch.full((*inputs.qkv.shape[:3], 5, *inputs.qkv.shape[4:]), 7.0)
     out = room[:, :, :, 1:4]
     assert_equal(inputs.by_kernels(out=out), expected)
-    assert torch.equal(out, expected[4])
+    assert torch.equal(out, expected[3])
     assert (room[:, :, :, [0, 4]] == 7).all()
     out[:, :, :, 2] = inputs.upstream[3]
     inputs.upstream[3] = out[:, :, :, 2]  # the gradient of v where its sum is to be
@@ -236,14 +220,14 @@ def test_results_repeat_however_the_tokens_are_cut():
     inputs = Inputs(Case((9, 20), batch=1), torch.float16)
     expected = inputs.by_kernels()
     assert_equal(inputs.by_kernels(), expected)
-    programs = front_triton.PROGRAMS
-    front_triton.PROGRAMS = dict.fromkeys(programs, 1)
+    before = front_triton._fullest
+    front_triton._fullest = lambda blocks, *_: blocks  # all in one program
     try:
         got = inputs.by_kernels()
     finally:
-        front_triton.PROGRAMS = programs
+        front_triton._fullest = before
     for i, (name, x, y) in enumerate(zip(NAMES, got, expected, strict=True)):
-        if i in (0, 1, 2, 4):  # of each token by itself
+        if i < 4:  # of each token by itself
             assert torch.equal(x, y), name
         assert relative_error(x, y) < 1e-6, name
 
@@ -251,21 +235,30 @@ def test_results_repeat_however_the_tokens_are_cut():
 @pytest.mark.parametrize("masked", [False, True])
 @interpreted
 def test_images_below_each_other_are_as_images_apart(masked):
-    from ripple_attention.ops import front_triton
-
     inputs = Inputs(Case((5, 7), batch=3, masked=masked), torch.float32)
-    q, k, v = inputs.qkv.unbind(3)
-    settings = inputs.parameters, inputs.case.options, inputs.mask
-    *expected, state = front_triton.front_forward(q, k, v, *settings)
-    *got, none = front_triton.front_forward(q, k, v, *settings, sums=False)
-    assert state is not None and none is None
-    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
     expected = inputs.by_kernels()
     spread = torch.empty(3, 6, 7, *inputs.qkv.shape[3:])[:, 1:].copy_(inputs.qkv)  # a row between
     got = inputs.by_kernels(spread)
-    assert torch.equal(got[4], expected[4])
-    for name, x, y in zip(NAMES[5:], got[5:], expected[5:], strict=True):
-        assert relative_error(x, y) < 1e-6, name
+    for i, (name, x, y) in enumerate(zip(NAMES, got, expected, strict=True)):
+        assert relative_error(x, y) < 1e-6 if i > 3 else torch.equal(x, y), name
+
+
+@pytest.mark.parametrize(
+    ("blocks", "heads", "at_once", "share"),
+    [
+        (1, 1, 528, 1),
+        (1568, 6, 528, 18),  # 528 programs, all at once
+        (1568, 6, 924, 11),
+        (64, 6, 132, 3),
+        (100_000, 6, 132, 16),  # 31 would be a fortieth faster
+        (0, 6, 132, 1),
+    ],
+)
+@interpreted
+def test_programs_fill_the_gpu_evenly(blocks, heads, at_once, share):
+    from ripple_attention.ops.front_triton import _fullest
+
+    assert _fullest(blocks, heads, at_once) == share
 
 
 @interpreted
@@ -273,7 +266,7 @@ def test_padding_stays_where_it_is():
     inputs = Inputs(Case(masked=True), torch.float32)
     expected = inputs.by_kernels()
     assert (expected[1][inputs.mask] == 0).all()
-    assert (expected[4][inputs.mask][:, 1:] == 0).all()
+    assert (expected[3][inputs.mask][:, 1:] == 0).all()
     poisoned = inputs.qkv.clone()
     poisoned[:, :, :, 1:][inputs.mask] = torch.nan
     inputs.upstream[1][inputs.mask] = torch.nan
@@ -288,9 +281,8 @@ def test_nothing_gives_nothing(batch, grid):
     inputs.qkv = inputs.qkv[:batch]
     inputs.upstream = [x[:batch] for x in inputs.upstream]
     results = inputs.by_kernels()
-    assert results[3].shape == (batch, 2, 16, 17)
-    assert all((x == 0).all() for x in (results[3], *results[5:]))
-    assert results[4].shape == inputs.qkv.shape
+    assert all((x == 0).all() for x in results[4:])
+    assert results[3].shape == inputs.qkv.shape
 
 
 @interpreted

@@ -114,36 +114,6 @@ def test_tiles_are_as_precise_as_tiled(case, dtype):
     assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid, 1), eps)
 
 
-@pytest.mark.parametrize(("batch", "turns"), [(2, 2), (3, 2), (5, 4)])
-@interpreted
-def test_images_in_turns_give_the_same(batch, turns):
-    """Far sums that are formed beside the tiles of the images before are those of one launch."""
-    from ripple_attention.ops import tiled_triton
-
-    use_tiles()
-    inputs = make_inputs((9, 40), NEAR, features=16, dtype=torch.bfloat16, batch=batch, heads=2)
-    launched, plain = [], tiled_triton.launch
-    before = tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS
-
-    def count(kernel, *arguments, **options):
-        launched.append(kernel.__name__)
-        plain(kernel, *arguments, **options)
-
-    tiled_triton.launch = count
-    try:
-        expected = gradients(run("tiled_triton", NEAR), inputs)
-        assert "relay_kernel" not in launched
-        tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS = 1, turns
-        got = gradients(run("tiled_triton", NEAR), inputs)
-    finally:
-        tiled_triton.RELAY_PROGRAMS, tiled_triton.RELAY_TURNS = before
-        tiled_triton.launch = plain
-    images = -(-batch // turns)
-    assert launched.count("relay_kernel") == -(-batch // images) - 1 > 0
-    for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
-        assert torch.equal(ours, reference)
-
-
 TABLES = [  # grid, partition, M, E, mask, eps
     ((1, 1), chebyshev(1), 4, 4, "none", 0.5),
     ((1, 7), chebyshev(2), 8, 5, "random", 0.0),
@@ -450,19 +420,18 @@ def compile_for(monkeypatch):
     """A function that compiles all that both passes launch, for a GPU of some capability."""
     from triton.runtime.driver import driver
 
-    def compile_all(capability, dtype, width, grid, partition=NEAR, name="tiled_triton", batch=1):
+    def compile_all(capability, dtype, width, grid, partition=NEAR, name="tiled_triton"):
         module = importlib.import_module(f"ripple_attention.ops.{name}")
         far = importlib.import_module("ripple_attention.ops.far_triton")
         compiled = []
         monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-        relay = ("relay_kernel",) if batch > 1 else ()
-        for kernel_name in (*KERNELS[name], *relay):
+        for kernel_name in KERNELS[name]:
             home = module if hasattr(module, kernel_name) else far
             kernel = getattr(home, kernel_name)
             kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
             monkeypatch.setattr(home, kernel_name, CompileOnly(kernel, compiled))
-        q, k, v = torch.zeros(batch, *grid, 3, 2, width, dtype=dtype).unbind(3)
-        weights = torch.zeros(batch, *grid, 2, partition.num_groups)
+        q, k, v = torch.zeros(1, *grid, 3, 2, width, dtype=dtype).unbind(3)
+        weights = torch.zeros(1, *grid, 2, partition.num_groups)
         radii = list(partition.radii)
         forward, backward = (getattr(module, f"{name}_{way}") for way in ("forward", "backward"))
         results = forward(q, k, v, weights, radii, 0.0)
@@ -519,22 +488,6 @@ def test_every_kernel_of_pairs_compiles(compile_for, width, capability):
 def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
     for name, binary in compile_for(capability, torch.bfloat16, width, grid, partition):
         assert binary.metadata.shared <= 99 * 1024, name
-
-
-@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
-@pytest.mark.parametrize("capability", [80, 90])
-def test_images_in_turns_compile(compile_for, monkeypatch, capability):
-    from ripple_attention.ops import tiled_triton
-
-    monkeypatch.setattr(tiled_triton, "RELAY_PROGRAMS", 1)
-    monkeypatch.setattr(tiled_triton, "RELAY_TURNS", 2)
-    compiled = compile_for(capability, torch.bfloat16, 32, (128, 128), batch=2)
-    names = [name for name, _ in compiled]
-    assert names[:5] == [
-        "state_kernel", "cut_kernel", "relay_kernel", "cut_kernel", "forward_kernel"
-    ]  # fmt: skip
-    (relay,) = (binary for name, binary in compiled if name == "relay_kernel")
-    assert relay.metadata.shared < 32 * 1024
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

@@ -85,10 +85,6 @@ def model(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
-    mode: Annotated[
-        str,
-        typer.Option(help="Of torch.compile: default, or max-autotune-no-cudagraphs (minutes)."),
-    ] = "default",
     forward_alone: Annotated[
         bool, typer.Option("--forward-alone", help="No training steps.")
     ] = False,
@@ -102,7 +98,6 @@ def model(
     Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
     """
     from ripple_attention.bench.model import (
-        MODES,
         PASSES,
         SYSTEMS,
         USUAL,
@@ -113,8 +108,6 @@ def model(
 
     systems = systems_named(only, SYSTEMS) if only else USUAL
     check_dtype(dtype)
-    if mode not in MODES:
-        raise typer.BadParameter(f"the mode must be one of {', '.join(MODES)}; got {mode!r}")
     if width % 6:
         raise typer.BadParameter(f"the width must be a multiple of the 6 heads; got {width}")
     config = ModelBenchmark(
@@ -124,7 +117,6 @@ def model(
         dtype=dtype,
         device=device,
         compile=compiled,
-        mode=mode,
         rounds=rounds,
         batch=batch,
         width=width,

@@ -21,7 +21,6 @@ from ripple_attention.modules import LinearAttention
 Row = dict[str, Any]
 
 PASSES = ("forward", "training step")
-MODES = ("default", "max-autotune-no-cudagraphs")  # of torch.compile; graphs are made here
 RIPPLE = "ripple_tiny_patch16_224"
 SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "DeiT, softmax SDPA": ("deit6_tiny_patch16_224", {}),
@@ -68,7 +67,6 @@ class ModelBenchmark:
     dtype: str = "bfloat16"
     device: str = "cuda"
     compile: bool = True
-    mode: str = MODES[0]
     rounds: int = 5
     batch: int | None = None  # images; those of `tokens_at_once` unless given
     width: int = 192  # channels of a token
@@ -84,11 +82,9 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
         "torch": torch.__version__,
         "dtype": config.dtype,
         "compiled": config.compile,
-        "mode": config.mode if config.compile else "",
         "embed_dim": config.width,
     }
-    # What chooses kernels by their times must be alone on the GPU.
-    if config.compile and config.mode == MODES[0] and device.type == "cuda":
+    if config.compile and device.type == "cuda":
         progress("compiling all models, side by side")
         fill_caches(config)
     for side in config.sides:
@@ -162,7 +158,7 @@ def make_step(
     if step_name == "forward":
         model.eval()
         if config.compile:
-            _compile(model, config.mode)
+            _compile(model)
 
         def forward() -> None:
             with torch.no_grad(), autocast:
@@ -171,7 +167,7 @@ def make_step(
         return forward
     model.train()
     if config.compile:
-        _compile(model, config.mode)
+        _compile(model)
     on_gpu = device.type == "cuda"
     optimizer = torch.optim.AdamW(model.parameters(), fused=on_gpu, capturable=on_gpu)
     labels = torch.randint(1000, (batch,), device=device)
@@ -186,9 +182,9 @@ def make_step(
     return training_step
 
 
-def _compile(model: nn.Module, mode: str) -> None:
+def _compile(model: nn.Module) -> None:
     for block in model.blocks:  # type: ignore[union-attr]
-        block.compile(dynamic=False, mode=mode)
+        block.compile(dynamic=False)
 
 
 def default_path(config: ModelBenchmark) -> Path:
@@ -196,5 +192,4 @@ def default_path(config: ModelBenchmark) -> Path:
     hardware = measure.slug(measure.hardware(torch.device(config.device)))
     width = "" if config.width == ModelBenchmark.width else f"-width-{config.width}"
     batch = f"-batch-{config.batch}" if config.batch else ""
-    mode = "" if config.mode == MODES[0] else f"-{config.mode}"
-    return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}{width}{batch}{mode}.csv"
+    return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}{width}{batch}.csv"

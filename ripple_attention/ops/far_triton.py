@@ -11,8 +11,7 @@ This module imports triton.
 # mypy: allow-untyped-defs, disable-error-code=assignment
 # ruff: noqa: SIM300
 
-import os
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import triton
@@ -30,9 +29,7 @@ from ripple_attention.ops.kernel_parts import (
     _parts_of,
     _power_of_two,
 )
-from ripple_attention.ops.launch import launch
-
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+from ripple_attention.ops.launch import launch, overlapping, overlaps
 
 # Programs that form sums forward, all at once; each sums at most 2,048 tokens.
 STATE_PROGRAMS = 768
@@ -111,11 +108,11 @@ def _times_cut(
 
 
 @triton.jit
-def _sum_chunk(
-    b, n, chunk, features, values, weights, delta, inverse, partial, feature_strides,
-    value_strides, weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
+def state_kernel(
+    first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
+    weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
     PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr,
+    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One chunk's share of a sum over the image, transposed: (E+1, M).
 
@@ -123,6 +120,9 @@ def _sum_chunk(
     BACKWARD: Tᵀ = Σ_i α_rest(i)/den_i · [∂o_i, −δ_i] φq_iᵀ, of queries and output gradients.
     FLAT: rows follow each other in memory as columns do.
     """
+    if OVERLAP:
+        gdc_launch_dependents()
+    b, n, chunk = _chunk(first, N)
     features += b * feature_strides[0] + n * feature_strides[3]
     values += b * value_strides[0] + n * value_strides[3]
     if BACKWARD:
@@ -156,24 +156,6 @@ def _sum_chunk(
     mask = (channel < E)[:, None] & (m < M)[None, :]
     tl.store(start + channel[:, None] * M + m[None, :], total, mask=mask)
     tl.store(start + E * M + m, tl.sum(ones, 0) * (1.0 if BACKWARD else 0.0625), mask=m < M)
-
-
-@triton.jit
-def state_kernel(
-    first, features, values, weights, delta, inverse, partial, feature_strides, value_strides,
-    weight_strides, H, W, chunks, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, GROUPS: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, FLAT: tl.constexpr, BACKWARD: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """`_sum_chunk` of all chunks, heads and images."""
-    if OVERLAP:
-        gdc_launch_dependents()
-    b, n, chunk = _chunk(first, N)
-    _sum_chunk(
-        b, n, chunk, features, values, weights, delta, inverse, partial, feature_strides,
-        value_strides, weight_strides, H, W, chunks, N, M, E, PADDED_M, PADDED_E, GROUPS, TOKENS,
-        BLOCKS, FLAT, BACKWARD,
-    )  # fmt: skip
 
 
 @triton.jit
@@ -220,85 +202,43 @@ def _sum_state(*inputs: Any) -> Tensor:
 
     Chunks are summed in a fixed order, so results repeat bit for bit.
     """
-    partial, _ = _sum_chunks(*inputs)
+    partial = _sum_chunks(*inputs)
     return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
 
 
-def _cut_state(cut: Tensor, features: Tensor, *others: Any, state: Tensor | None = None) -> Tensor:
-    """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it; of a state if it is
-    known."""
-    if state is not None:
-        return _cut(cut, state[:, :, None], features.dtype, early=False)
-    return _cut(cut, _sum_chunks(features, *others)[0], features.dtype)
-
-
-def _cut(cut: Tensor, partial: Tensor, dtype: torch.dtype, early: bool = True) -> Tensor:
-    """Adds up the shares of chunks, (B, N, chunks, E+1, M), in parts for inputs of that type.
-
-    Early: it may start before the kernel before it ends, which is one of far sums.
-    """
+def _cut_state(cut: Tensor, features: Tensor, *others: Any) -> Tensor:
+    """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it."""
+    partial = _sum_chunks(features, *others)
     B, N, chunks, rows, M = partial.shape
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
     launch(
         cut_kernel, (B * N, _parts_of(rows * M, block), 1),
-        partial, cut, chunks, M, rows - 1, TYPES[dtype], rounds, block, _overlaps(),
-        num_warps=4, **(_overlapping() if early else {}),
+        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, overlaps(),
+        num_warps=4, **overlapping(),
     )  # fmt: skip
     return cut
 
 
-class SumPlan(NamedTuple):
-    """How an image's tokens are divided among programs that sum."""
-
-    chunks: int  # programs of a head of an image
-    tokens: int  # at once
-    blocks: int  # of so many tokens in a chunk
-    flat: bool  # whether rows follow each other in memory as columns do
-
-
 def _sum_chunks(
     features: Tensor, values: Tensor, spatial_weights: Tensor,
-    delta: Tensor | None = None, inverse: Tensor | None = None, images: int = 0,
-) -> tuple[Tensor, SumPlan]:  # fmt: skip
-    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M), and how they are divided.
-
-    With a number of images, those of the first alone; there is room for all.
-    """
-    (B, H, W, N, M), E = features.shape, values.shape[-1]
-    images, backward = images or B, delta is not None
+    delta: Tensor | None = None, inverse: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M)."""
+    (B, H, W, N, M), E, backward = features.shape, values.shape[-1], delta is not None
     wide = max(M, E) * features.element_size()
-    tokens, blocks, options = _choose_state(images * N, H * W, wide, backward)
+    tokens, blocks, options = _choose_state(B * N, H * W, wide, backward)
+    chunks = _parts_of(H * W, tokens * blocks)
     read = (features, values, spatial_weights) if backward else (features, values)
     flat = all(x.stride(1) == W * x.stride(2) for x in read)
-    plan = SumPlan(_parts_of(H * W, tokens * blocks), tokens, blocks, flat)
-    partial = features.new_empty(B, N, plan.chunks, E + 1, M, dtype=torch.float32)
+    partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
     launch(
-        state_kernel, (N, plan.chunks, images),
+        state_kernel, (N, chunks, B),
         features, values, spatial_weights, delta, inverse, partial,
-        features.stride(), values.stride(), spatial_weights.stride(), H, W, plan.chunks,
-        N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], plan.tokens, plan.blocks,
-        plan.flat, backward, _overlaps(), **options,
+        features.stride(), values.stride(), spatial_weights.stride(), H, W, chunks,
+        N, M, E, _padded(M), _padded(E), spatial_weights.shape[-1], tokens, blocks,
+        flat, backward, overlaps(), **options,
     )  # fmt: skip
-    return partial, plan
-
-
-# On GPUs of compute capability 9.0 and newer, a kernel may start before the one before it ends. The
-# far sum and its cutting let the next start at once, which waits for them where it needs the sum:
-# by then it is through with its window. The first kernel of such a row, the far sum, or the cutting
-# of a sum that is known, starts as any kernel does, when all before it has ended: so what the
-# others read before they wait has been written, and memory that they write is theirs.
-
-
-def _overlaps() -> bool:
-    return not INTERPRETED and _capability() >= 90
-
-
-def _overlapping() -> dict[str, Any]:
-    return {"launch_pdl": True} if _overlaps() else {}
-
-
-def _capability() -> int:
-    return int(triton.runtime.driver.active.get_current_target().arch)
+    return partial
 
 
 def _choose_state(

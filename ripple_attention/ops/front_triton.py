@@ -4,10 +4,11 @@ From q, k and v, as they lie in one qkv projection, to what the attention itself
 
     φ(x) = ReLU(W₂ [sin(W₁x̂); cos(W₁x̂)] + b₂),    x̂ = x as `FeatureMap.scale` leaves it
     α    = the stick of `stick_breaking`, halted as by `halt`, with o_g = ⟨P v + p, e_g⟩
-    S    = Σ_j φ(k_j) [v_j, 1]ᵀ over each image
 
-One kernel maps queries, or keys with their sums; one breaks sticks. (All in one holds twice the
-registers, and half the programs run at a time.) Only results are written. Two turns make it cheap:
+One kernel maps queries, or keys; one breaks sticks. (All in one holds twice the registers, and half
+the programs run at a time; sums over an image by the way are slower than `far_triton`'s, from what
+is written.) They need nothing of each other, so each may start before the one before it ends. Only
+results are written. Two turns make it cheap:
 - The length of x is a factor on its angles, W₁x̂ = scale·W₁x: products take x, which is exact.
 - o_g = ⟨v, Pᵀe_g⟩ + ⟨p, e_g⟩: one vector for each head and stick, and P costs no token anything.
   In backward, the sums Σ ∂o_g v and Σ ∂o_g give the gradients of P, p and e.
@@ -21,7 +22,6 @@ exponents would be too few, tf32 parts, with as many bits. How many parts:
 | angles W₁x̂ | x exact; W₁ in two, or three (tf32: two) where nothing bounds x̂ | sines amplify |
 | W₂[sin; cos], back, and ∂W₂ | one and one | what `fc` does under autocast |
 | y = W₁ᵀt; ∂W₁ = Σ t xᵀ | t in one, W₁ in two; x exact | PyTorch rounds the sines' gradient, too |
-| Σ φ(k)vᵀ | exact | φ(k) as it is written |
 | Σ ∂o vᵀ | ∂o in two, v exact | it is small |
 
 Products of float32 inputs follow `PRECISIONS`. Logits and sticks use no tensor cores.
@@ -33,13 +33,13 @@ This module imports triton: import it where it is used.
 # mypy: disable-error-code="no-untyped-def, assignment"
 
 import math
-import os
 from typing import Any, NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ripple_attention.feature_maps import Scaling
 from ripple_attention.ops.kernel_parts import (
@@ -49,7 +49,7 @@ from ripple_attention.ops.kernel_parts import (
     _parts_of,
     _power_of_two,
 )
-from ripple_attention.ops.launch import launch
+from ripple_attention.ops.launch import INTERPRETED, launch, multiprocessors, overlapping, overlaps
 
 # Kernels. D and M are the widths of heads and features, PADDED_D and PADDED_M the powers of two
 # that hold them: padded rows and columns of the parameters are zero, and so are their gradients.
@@ -242,52 +242,64 @@ def _stick_vectors(
 
 
 @triton.jit
-def _break_stick(value, vectors, constants, threshold, OFFSETS: tl.constexpr):
+def _sigmoids(logit, HARDWARE: tl.constexpr):
+    """σ(logit) and σ(−logit), both as precise as they are small."""
+    if HARDWARE:
+        small, large = tl.inline_asm_elementwise(
+            "ex2.approx.ftz.f32 $0, $2; add.f32 $1, $0, 0f3F800000; rcp.approx.ftz.f32 $1, $1;",
+            "=&f,=&f,f", [-1.4426950408889634 * tl.abs(logit)],
+            dtype=(tl.float32, tl.float32), is_pure=True, pack=1)
+    else:
+        small = tl.exp(-tl.abs(logit))
+        large = 1.0 / (1.0 + small)
+    small *= large
+    return tl.where(logit >= 0, large, small), tl.where(logit >= 0, small, large)
+
+
+@triton.jit
+def _break_stick(
+    value, vectors, constants, threshold, OFFSETS: tl.constexpr, HARDWARE: tl.constexpr
+):
     """The sticks of some tokens, all (TOKENS,): s_g and 1−s_g; of all G groups, α_g before halting
-    and whether they are merged; how many are, at least 1, and the weight that each of those gets.
+    and whether they are merged; the weight that each of those gets, and 1/(how many they are).
 
     A group is merged if less than the threshold is left before it; group 0 never is.
     """
+    groups: tl.constexpr = len(OFFSETS) + 1
     left = tl.full((value.shape[0],), 1.0, tl.float32)
-    merged_left = tl.zeros_like(left)
-    count = tl.zeros_like(left)
-    sticks, others, weights, merged = (), (), (), ()
-    for g in tl.static_range(len(OFFSETS) + 1):
-        is_merged = (left < threshold) & (g > 0)
-        merged_left = tl.maximum(merged_left, tl.where(is_merged, left, 0.0))  # that of the first
-        count += tl.where(is_merged, 1.0, 0.0)
-        merged = merged + (is_merged,)
-        if g < len(OFFSETS):
-            logit = tl.sum(value * vectors[g][None, :], 1) + (constants[g] - OFFSETS[g])
-            small = tl.exp(-tl.abs(logit))
-            large = 1.0 / (1.0 + small)
-            small *= large
-            stick = tl.where(logit >= 0, large, small)
-            other = tl.where(logit >= 0, small, large)
-            sticks, others = sticks + (stick,), others + (other,)
-            weights = weights + (left * stick,)
-            left *= other
-        else:
-            weights = weights + (left,)
-    count = tl.maximum(count, 1.0)
-    return sticks, others, weights, merged, count, merged_left / count
+    sticks, others, weights, lefts = (), (), (), ()
+    for g in tl.static_range(groups - 1):
+        logit = tl.sum(value * vectors[g][None, :], 1) + (constants[g] - OFFSETS[g])
+        stick, other = _sigmoids(logit, HARDWARE)
+        sticks, others = sticks + (stick,), others + (other,)
+        weights, lefts = weights + (left * stick,), lefts + (left,)
+        left *= other
+    weights, lefts = weights + (left,), lefts + (left,)
+    share, inverse = tl.zeros_like(left), tl.full((value.shape[0],), 1.0, tl.float32)
+    merged = (left != left,)
+    for g in tl.static_range(1, groups):
+        merged = merged + (lefts[g] < threshold,)
+    for g in tl.static_range(groups - 1, 0, -1):  # the first that is merged comes last
+        share = tl.where(merged[g], lefts[g] * (1.0 / (groups - g)), share)
+        inverse = tl.where(merged[g], 1.0 / (groups - g), inverse)
+    return sticks, others, weights, merged, share, inverse
 
 
 @triton.jit
 def map_kernel(
-    first, x, v, mask, w1, w2, b2, phi, partial, x_strides, v_strides, mask_strides, phi_strides,
+    first, x, mask, w1, w2, b2, phi, x_strides, mask_strides, phi_strides,
     L, chunks, factor, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
     UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
-    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr, KEYS: tl.constexpr,
-    SUMS: tl.constexpr,
+    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
+    OVERLAP: tl.constexpr, KEYS: tl.constexpr,
 ):
-    """φ(x) of a chunk of one head; with SUMS, its share of Sᵀ, (D+1, M)."""
-    dtype: tl.constexpr = v.dtype.element_ty
+    """φ(x) of a chunk of one head."""
+    if OVERLAP:
+        gdc_launch_dependents()
+    dtype: tl.constexpr = x.dtype.element_ty
     b, n, chunk = _chunk(first, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
-    total = tl.zeros((PADDED_D, PADDED_M), tl.float32)
-    ones = tl.zeros((TOKENS, PADDED_M), tl.float32)  # summed over tokens once, at the end
     for block in range(BLOCKS):
         at, inside, present = _tokens(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
@@ -295,19 +307,11 @@ def map_kernel(
         token = _load(x, x_strides, at, there, D, PADDED_D)
         z = _features(token, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
         features = tl.maximum(z, 0.0)
-        if SUMS or (KEYS and MASKED):  # else what is not there is not written
+        if KEYS and MASKED:
             features = tl.where(there[:, None], features, 0.0)
-        features = features.to(dtype)
         _store(phi, phi_strides, at, inside, features, M, PADDED_M)
-        if SUMS:
-            value = _load(v, v_strides, at, present, D, PADDED_D)
-            total = tl.dot(tl.trans(value), features, total, input_precision=PRECISION)
-            ones += features.to(tl.float32)
-    if SUMS:
-        feature = tl.arange(0, PADDED_M)
-        start = partial + ((b * chunks + chunk) * N + n) * ((D + 1) * M)
-        _store_matrix(start, M, total, D, M)
-        tl.store(start + D * M + feature, tl.sum(ones, 0), mask=feature < M)
+    if OVERLAP:
+        gdc_wait()
 
 
 @triton.jit
@@ -315,8 +319,11 @@ def stick_kernel(
     first, v, mask, proj_w, proj_b, embedding, alpha, v_strides, mask_strides, alpha_strides,
     L, threshold, N: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_G: tl.constexpr,
     OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
 ):
     """α of a chunk of one head."""
+    if OVERLAP:
+        gdc_launch_dependents()
     groups: tl.constexpr = len(OFFSETS) + 1
     b, n, chunk = _chunk(first, N)
     vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
@@ -325,14 +332,16 @@ def stick_kernel(
         at, inside, present = _tokens(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
         value = _load(v, v_strides, at, present, D, PADDED_D).to(tl.float32)
-        _, _, weights, merged, _, share = _break_stick(
-            value, vectors, constants, threshold, OFFSETS)
+        _, _, weights, merged, share, _ = _break_stick(
+            value, vectors, constants, threshold, OFFSETS, HARDWARE)
         # One store of whole rows: one for each group would touch the same sectors G times.
         rows = tl.zeros((TOKENS, PADDED_G), tl.float32)
         for g in tl.static_range(groups):
             weight = tl.where(merged[g], share, weights[g])
             rows = tl.where((group == g)[None, :], weight[:, None], rows)
         _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
+    if OVERLAP:
+        gdc_wait()
 
 
 @triton.jit
@@ -373,10 +382,13 @@ def map_gradient_kernel(
     L, chunks, factor, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
     UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
-    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr, KEYS: tl.constexpr,
+    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
+    OVERLAP: tl.constexpr, KEYS: tl.constexpr,
 ):
     """∂x of a chunk of one head, and its share of the map's gradients, a row of ∂W₁ (D·D),
     ∂W₂ (M·2D) and ∂b₂ (M)."""
+    if OVERLAP:
+        gdc_launch_dependents()
     dtype: tl.constexpr = x.dtype.element_ty
     b, n, chunk = _chunk(first, N)
     maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
@@ -397,6 +409,8 @@ def map_gradient_kernel(
     _store_matrix(start + D * D, 2 * D, totals[1], M, D)
     _store_matrix(start + D * D + D, 2 * D, totals[2], M, D)
     _store_matrix(start + D * D + 2 * D * M, M, totals[3], 1, M)
+    if OVERLAP:
+        gdc_wait()
 
 
 @triton.jit
@@ -405,13 +419,15 @@ def stick_gradient_kernel(
     grad_alpha_strides, grad_value_strides, v_strides, mask_strides, grad_v_strides,
     L, chunks, threshold, N: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
     PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCKS: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
 ):
     """∂v of a chunk of one head, and its share of a row of Σ ∂o_g v ((G−1)·D) and Σ ∂o_g (G−1).
 
     With h_g = ∂α_g, averaged over merged groups, and t_g = α_g h_g of the stick before halting:
     ∂o_g = (1−s_g) t_g − s_g Σ_{g'>g} t_g',  ∂v += Σ_g ∂o_g Pᵀe_g.
     """
+    if OVERLAP:
+        gdc_launch_dependents()
     dtype: tl.constexpr = v.dtype.element_ty
     groups: tl.constexpr = len(OFFSETS) + 1
     b, n, chunk = _chunk(first, N)
@@ -424,16 +440,16 @@ def stick_gradient_kernel(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
         gradient = _load(grad_value, grad_value_strides, at, present, D, PADDED_D).to(tl.float32)
         value = _load(v, v_strides, at, present, D, PADDED_D)
-        sticks, others, weights, merged, count, _ = _break_stick(
-            value.to(tl.float32), vectors, constants, threshold, OFFSETS)
+        sticks, others, weights, merged, _, inverse = _break_stick(
+            value.to(tl.float32), vectors, constants, threshold, OFFSETS, HARDWARE)
         upstreams = ()
-        mean = tl.zeros_like(count)
+        mean = tl.zeros_like(inverse)
         for g in tl.static_range(groups):
             pointers = _rows(grad_alpha, grad_alpha_strides, at) + g * grad_alpha_strides[4]
             upstream = tl.load(pointers, mask=inside, other=0.0).to(tl.float32)
             upstreams = upstreams + (upstream,)
             mean += tl.where(merged[g], upstreams[g], 0.0)
-        mean /= count
+        mean *= inverse
         later = weights[groups - 1] * tl.where(merged[groups - 1], mean, upstreams[groups - 1])
         columns = tl.zeros((TOKENS, PADDED_G), tl.float32)  # ∂o
         for g in tl.static_range(groups - 2, -1, -1):
@@ -452,6 +468,8 @@ def stick_gradient_kernel(
     _store_matrix(start, D, vector_total, groups - 1, D)
     start += (groups - 1) * D
     tl.store(start + group, tl.sum(constant_total, 0), mask=group < groups - 1)
+    if OVERLAP:
+        gdc_wait()
 
 
 # Launchers
@@ -485,9 +503,9 @@ class FrontOptions(NamedTuple):
 
 def front_forward(
     q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, options: FrontOptions,
-    mask: Tensor | None = None, sums: bool = True,
-) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
-    """Features of queries and keys, spatial weights, and the sums over each image.
+    mask: Tensor | None = None,
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Features of queries and keys, and spatial weights.
 
     Args:
         q, k, v: Queries, keys and values (B, H, W, N, D), before the feature map. Of any strides:
@@ -495,43 +513,36 @@ def front_forward(
         parameters, options: Of the feature map and the weights.
         mask: Bool (B, H, W), True for padded tokens: their k and v count as 0, whatever stands
             there, and their φ(k) is 0. (v itself stays as it is: a NaN in it is the caller's.)
-        sums: Whether S is asked for.
 
     Returns:
-        φ(q) and φ(k), (B, H, W, N, M), in the type of q; α (B, H, W, N, G) in float32, or None;
-        S = Σ φ(k)[v, 1]ᵀ (B, N, M, D+1) in float32, of the φ(k) that is returned, as a transposed
-        view: its `.mT` is contiguous; or None. Results repeat bit for bit.
+        φ(q) and φ(k), (B, H, W, N, M), in the type of q; α (B, H, W, N, G) in float32, or None.
+        Results repeat bit for bit.
     """
     q, k, v = (_flat(x) for x in (q, k, v))
     parameters, mask = _checked(q, k, v, parameters, mask)
     tokens, M, groups = v.shape[:-1], parameters.w2.shape[0], parameters.sticks + 1
-    if not sums:
-        q, k, v, mask = _as_one_image(q, k, v, mask)
-    B, H, W, N, D = v.shape
+    q, k, v, mask = _as_one_image(q, k, v, mask)
+    B, H, W, N, _ = v.shape
     plan = _choose("map", v, M)
-    chunks = plan.chunks
     phi_q, phi_k = (v.new_empty(B, H, W, N, M) for _ in range(2))
     alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if groups > 1 else None
-    partial = v.new_empty(B, chunks if sums else 0, N, D + 1, M, dtype=torch.float32)
     if v.numel():
         with torch.cuda.device_of(v):
             for x, phi, keys in ((q, phi_q, False), (k, phi_k, True)):
                 launch(
-                    map_kernel, (N, chunks, B),
-                    x, v, mask, *parameters[:3], phi, partial,
-                    x.stride(), v.stride(), _strides(mask), phi.stride(),
-                    *_map_arguments(plan, v, M, options, mask), keys, keys and sums, **plan.launch)
+                    map_kernel, (N, plan.chunks, B),
+                    x, mask, *parameters[:3], phi, x.stride(), _strides(mask), phi.stride(),
+                    *_map_arguments(plan, v, M, options, mask), keys,
+                    **plan.launch, **(overlapping() if keys else {}))
             if alpha is not None:
                 plan = _choose("stick", v, M)
                 launch(
                     stick_kernel, (N, plan.chunks, B),
                     v, mask, *parameters[3:], alpha, v.stride(), _strides(mask), alpha.stride(),
-                    H * W, *_stick_arguments(plan, v, groups, options, mask), **plan.launch)
+                    H * W, *_stick_arguments(plan, v, groups, options, mask),
+                    **plan.launch, **overlapping())
     alpha = None if alpha is None else alpha.view(*tokens, groups)
-    state = None
-    if sums:  # (B, N, D+1, M)
-        state = (partial[:, 0] if chunks == 1 else partial.sum(1)).mT
-    return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha, state
+    return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha
 
 
 def front_backward(
@@ -540,9 +551,6 @@ def front_backward(
     mask: Tensor | None = None, out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, FrontParameters]:
     """Gradients of `front_forward`, which keeps nothing for it: all is computed anew.
-
-    The caller owns S: of a gradient ∂S (M, D+1) it adds ∂S[v, 1] to ∂φ(k), and ∂Sᵀφ(k) but for its
-    last entry to ∂v, as the gradient of the attention does anyway.
 
     Args:
         grad_phi_q, grad_phi_k: ∂φ(q) and ∂φ(k), (B, H, W, N, M).
@@ -567,47 +575,46 @@ def front_backward(
         q, k, v, mask, grad_phi_q, grad_phi_k, grad_alpha, grad_v, out)
     grads = out.unbind(3)
     B, H, W, N, D = v.shape
-    plan = _choose("map gradient", v, M)
-    widths = [D * D, 2 * D * M, M]
+    maps, sticks_plan = _choose("map gradient", v, M), _choose("stick gradient", v, M)
+    widths, stick_widths = [D * D, 2 * D * M, M], [sticks * D, sticks]
     make = v.new_empty if v.numel() else v.new_zeros
-    partial = make(2, B * plan.chunks, N, sum(widths), dtype=torch.float32)
-    sums: tuple[Tensor, ...] = ()
+    partial = make(2, B * maps.chunks * N, sum(widths), dtype=torch.float32)
+    of_sticks = make(B * sticks_plan.chunks, N, sum(stick_widths), dtype=torch.float32)
     with torch.cuda.device_of(v):
         if v.numel():
             for i, (x, grad) in enumerate(((q, grad_phi_q), (k, grad_phi_k))):
                 launch(
-                    map_gradient_kernel, (N, plan.chunks, B),
+                    map_gradient_kernel, (N, maps.chunks, B),
                     grad, x, mask, *parameters[:3], grads[i], partial[i],
                     grad.stride(), x.stride(), _strides(mask), grads[i].stride(),
-                    *_map_arguments(plan, v, M, options, mask), i == 1, **plan.launch)
+                    *_map_arguments(maps, v, M, options, mask), i == 1,
+                    **maps.launch, **(overlapping() if i else {}))
         if grad_alpha is None:
             grads[2].copy_(grad_v if mask is None else grad_v.masked_fill(mask[..., None, None], 0))
-        else:
-            plan = _choose("stick gradient", v, M)
-            stick_widths = [sticks * D, sticks]
-            of_sticks = make(B * plan.chunks, N, sum(stick_widths), dtype=torch.float32)
-            if v.numel():
-                launch(
-                    stick_gradient_kernel, (N, plan.chunks, B),
-                    grad_alpha, grad_v, v, mask, *parameters[3:], grads[2], of_sticks,
-                    grad_alpha.stride(), grad_v.stride(), v.stride(), _strides(mask),
-                    grads[2].stride(), H * W, plan.chunks,
-                    *_stick_arguments(plan, v, sticks + 1, options, mask, 16), PRECISIONS[v.dtype],
-                    **plan.launch)
-            sums = of_sticks.sum(0).split(stick_widths, 1)
-    sums = (*partial.sum((0, 1)).split(widths, 1), *sums)
-    grad_parameters = _parameter_gradients(sums, parameters)
+        elif v.numel():
+            launch(
+                stick_gradient_kernel, (N, sticks_plan.chunks, B),
+                grad_alpha, grad_v, v, mask, *parameters[3:], grads[2], of_sticks,
+                grad_alpha.stride(), grad_v.stride(), v.stride(), _strides(mask),
+                grads[2].stride(), H * W, sticks_plan.chunks,
+                *_stick_arguments(sticks_plan, v, sticks + 1, options, mask, 16),
+                PRECISIONS[v.dtype], **sticks_plan.launch, **overlapping())
+        of_maps = [x.sum((0, 1)) for x in partial.split(widths, 2)]
+        grad_parameters = _parameter_gradients(
+            of_maps, of_sticks.sum(0).split(stick_widths, 1), parameters)
     return results[0], results[1], results[2], grad_parameters
 # fmt: on
 
 
-def _parameter_gradients(sums: tuple[Tensor, ...], parameters: FrontParameters) -> FrontParameters:
-    """From the sums that the kernels form for each head, (N, …)."""
-    w1, w2, b2 = (x.sum(0).view_as(like) for x, like in zip(sums, parameters[:3], strict=False))
+def _parameter_gradients(
+    of_maps: list[Tensor], of_sticks: tuple[Tensor, ...], parameters: FrontParameters
+) -> FrontParameters:
+    """From what the kernels sum: of the map, and, for each head, of the sticks."""
+    w1, w2, b2 = (x.view_as(like) for x, like in zip(of_maps, parameters[:3], strict=True))
     weight, bias, embedding = parameters[3:]
     if weight is None or bias is None or embedding is None:
         return FrontParameters(w1, w2, b2)
-    vectors, constants = sums[3].view_as(embedding), sums[4]  # Σ ∂o_g v, (N, G−1, D); Σ ∂o_g
+    vectors, constants = of_sticks[0].view_as(embedding), of_sticks[1]  # Σ ∂o_g v; Σ ∂o_g
     sticks = embedding.flatten(0, 1).mT  # (D, N·(G−1))
     return FrontParameters(
         w1, w2, b2,
@@ -659,12 +666,11 @@ def _strides(x: Tensor | None) -> tuple[int, ...]:
 PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, on tensor cores
     torch.float32: "ieee", torch.bfloat16: "tf32", torch.float16: "tf32",
 }  # fmt: skip
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without inline assembly
 HARDWARE_SINES = True  # for half-precision inputs, whose rounding is far larger than theirs
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
-# Programs to aim at (those of gradients write their shares of all parameters'), and blocks in one.
-PROGRAMS = {"map": 2048, "stick": 4096, "map gradient": 1024, "stick gradient": 2048}
-MAX_BLOCKS = 16
+# Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels; and blocks in one.
+PROGRAMS = {"map": 7, "stick": 20, "map gradient": 4, "stick gradient": 8}
+MAX_BLOCKS = 32
 
 
 class Plan(NamedTuple):
@@ -680,9 +686,23 @@ def _choose(kernel: str, v: Tensor, num_features: int) -> Plan:
     B, H, W, N, D = v.shape
     tokens, launch = _block_table(kernel, v.dtype, max(D, num_features))
     blocks = _parts_of(H * W, tokens)  # of one head of one image
-    share = min(B * N * blocks // PROGRAMS[kernel], MAX_BLOCKS, blocks)
-    share = 1 << max(share.bit_length() - 1, 0)  # a power of two: few kernels to compile
+    share = _fullest(blocks, B * N, PROGRAMS[kernel] * multiprocessors(v.device))
     return Plan(tokens, share, _parts_of(blocks, share), launch)
+
+
+def _fullest(blocks: int, heads: int, at_once: int) -> int:
+    """How many blocks a program takes, so that the last round of programs is full, or nearly.
+
+    A power of two if that costs a twentieth at most: few kernels to compile.
+    """
+    counts = range(1, min(MAX_BLOCKS, max(blocks, 1)) + 1)
+
+    def time(count: int) -> int:  # in blocks; to begin takes as long as one
+        return _parts_of(heads * _parts_of(blocks, count), at_once) * (count + 1)
+
+    best = min(map(time, counts))
+    good = [count for count in counts if time(count) <= 1.05 * best]
+    return min((c for c in good if c & (c - 1) == 0), default=min(good, key=time))
 
 
 def _map_arguments(
@@ -690,7 +710,6 @@ def _map_arguments(
 ) -> tuple[Any, ...]:
     """The arguments of both kernels of the map from L on, but for KEYS."""
     _, H, W, N, D = v.shape
-    half = v.dtype != torch.float32
     unit = options.scaling.startswith("unit")
     powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
     factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
@@ -698,19 +717,24 @@ def _map_arguments(
         H * W, plan.chunks, factor, N, D, M, _padded(D), _padded(M),
         unit, mask is not None, plan.tokens, plan.blocks,
         3 if v.dtype == torch.bfloat16 and not unit else 2, PRECISIONS[v.dtype],
-        half and HARDWARE_SINES and not INTERPRETED,
+        _by_hardware(v.dtype), overlaps(),
     )  # fmt: skip
+
+
+def _by_hardware(dtype: torch.dtype) -> bool:
+    """Whether special units serve for sines and the like."""
+    return dtype != torch.float32 and HARDWARE_SINES and not INTERPRETED
 
 
 def _stick_arguments(
     plan: Plan, v: Tensor, groups: int, options: FrontOptions, mask: Tensor | None, least: int = 1
 ) -> tuple[Any, ...]:
-    """The arguments of both kernels of the sticks from the threshold to BLOCKS."""
+    """The arguments of both kernels of the sticks from the threshold to OVERLAP."""
     N, D = v.shape[3:]
     offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
     return (
         options.halt_threshold, N, D, _padded(D), max(_power_of_two(groups), least),
-        offsets, mask is not None, plan.tokens, plan.blocks,
+        offsets, mask is not None, plan.tokens, plan.blocks, _by_hardware(v.dtype), overlaps(),
     )  # fmt: skip
 
 

@@ -13,7 +13,6 @@ from ripple_attention.ops.front_triton import (
 )
 from ripple_attention.ops.linear_triton import linear_triton_backward, linear_triton_forward
 from ripple_attention.ops.tiled_triton import tiled_triton_backward, tiled_triton_forward
-from ripple_attention.ops.triton_support import is_whole
 from ripple_attention.partition import Partition
 
 
@@ -26,13 +25,11 @@ def fused_ripple_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """
     parameters, radii, options, eps = _sorted_out(rest)
     q, k, v = qkv.unbind(3)
-    sums = not is_whole(qkv.shape[1], qkv.shape[2], radii)
-    phi_q, phi_k, alpha, state = front_forward(q, k, v, parameters, options, mask, sums)
+    phi_q, phi_k, alpha = front_forward(q, k, v, parameters, options, mask)
     assert alpha is not None
     if mask is not None:
         alpha = drop_empty_groups(alpha, Partition(radii), mask)
-    state = None if state is None else state.mT
-    out, denominator, cut = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps, state)
+    out, denominator, cut = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps)
     assert denominator is not None
     return out, denominator, phi_q, phi_k, alpha, cut
 
@@ -70,12 +67,11 @@ def fused_linear_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """
     *parameters, scaling, eps = rest
     q, k, v = qkv.unbind(3)
-    phi_q, phi_k, _, state = front_forward(
+    phi_q, phi_k, _ = front_forward(
         q, k, v, FrontParameters(*parameters), FrontOptions(scaling), mask
     )
-    assert state is not None
-    out, denominator = linear_triton_forward(phi_q, state.mT, eps)
-    return out, denominator, phi_q, phi_k, state.mT
+    out, denominator, state = linear_triton_forward(phi_q, phi_k, v, eps)
+    return out, denominator, phi_q, phi_k, state
 
 
 def fused_linear_backward(

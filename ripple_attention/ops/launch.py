@@ -1,14 +1,28 @@
-"""Launches of Triton kernels that cost little when they repeat.
+"""Launches of Triton kernels: such as cost little when they repeat, and such as overlap.
 
 For every launch Triton asks each argument what it is, to find the compiled kernel that fits; of our
 kernels, with strides and constants, that takes longer than small grids take to compute. A launch
-like an earlier one goes to that one's kernel instead. This module imports triton.
+like an earlier one goes to that one's kernel instead.
+
+On GPUs of compute capability 9.0 and newer, a kernel that is launched with `overlapping()` may
+start before the one before it ends, as soon as all programs of that one have said so
+(`gdc_launch_dependents`) or ended. Rules, so that nobody reads what is not yet written:
+- The first kernel of such a row is launched as any other: it starts when all before it has ended.
+- The others wait (`gdc_wait`) before they read what an earlier one of the row writes, and in any
+  case before they end: what follows the row knows of its last kernel alone.
+This module imports triton.
 """
 
+import os
+from functools import cache
 from typing import Any
 
+import torch
+import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without assembly, and without overlap
 
 READY: dict[tuple[Any, ...], CompiledKernel] = {}
 MOST = 4096  # kept, of all grids that were met
@@ -48,3 +62,21 @@ def _kind(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return argument.dtype, argument.data_ptr() % 16 == 0
     return argument
+
+
+def overlaps() -> bool:
+    """Whether kernels may start before others end."""
+    return not INTERPRETED and int(triton.runtime.driver.active.get_current_target().arch) >= 90
+
+
+def overlapping() -> dict[str, Any]:
+    """Options of a launch that may start before the one before it ends."""
+    return {"launch_pdl": True} if overlaps() else {}
+
+
+@cache
+def multiprocessors(device: torch.device) -> int:
+    """How many a GPU has; without one, those of an H100 or H200."""
+    if device.type != "cuda":
+        return 132
+    return torch.cuda.get_device_properties(device).multi_processor_count

@@ -15,6 +15,7 @@ from ripple_attention.ops.far_triton import _load_state, _sum_state, _times_stat
 from ripple_attention.ops.kernel_parts import (
     SMALLEST,
     _chunk,
+    _dense_channels,
     _inverse,
     _load,
     _offsets,
@@ -94,28 +95,32 @@ def linear_key_gradient_kernel(
     _store(grad_v, token, inside, _times_state(key, tl.trans(sums)), E, PADDED_E)
 
 
-def linear_triton_forward(q: Tensor, state: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Linear attention of mapped queries and the sums over keys.
+def linear_triton_forward(
+    q: Tensor, k: Tensor, v: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Linear attention of mapped queries and keys.
 
     Args:
-        q: φ(q) (B, H, W, N, M), channels next to each other.
-        state: Sᵀ (B, N, E+1, M), contiguous and in float32.
+        q, k: φ(q) and φ(k) (B, H, W, N, M), channels next to each other.
+        v: Values (B, H, W, N, E) of any strides.
         eps: Added to the denominator.
 
     Returns:
-        The output (B, H, W, N, E) in the type of q, and denominators + eps in float32.
+        The output (B, H, W, N, E) in the type of q; denominators + eps in float32; and Sᵀ
+        (B, N, E+1, M), in float32.
     """
-    B, H, W, N, M = q.shape
-    E = state.shape[2] - 1
+    v = _dense_channels(v)
+    (B, H, W, N, M), E = q.shape, v.shape[-1]
     out = q.new_empty(B, H, W, N, E)
     denominator = q.new_empty(B, H, W, N, dtype=torch.float32)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
     with torch.cuda.device_of(q):
+        state = _sum_state(k, v, _no_weights(denominator))
         launch(
             linear_kernel, (N, blocks, B), q, state, out, denominator, q.stride(), H, W, eps,
             N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE, num_warps=4,
         )  # fmt: skip
-    return out, denominator
+    return out, denominator, state
 
 
 def linear_triton_backward(
@@ -141,10 +146,14 @@ def linear_triton_backward(
             grad, out, denominator, state, delta, inverse, grads[0], grad.stride(), *sizes,
             num_warps=4,
         )  # fmt: skip
-        ones = denominator.new_ones(1).expand(B, H, W, N, 1)
-        back = _sum_state(q, grad, ones, delta, inverse)
+        back = _sum_state(q, grad, _no_weights(denominator), delta, inverse)
         launch(
             linear_key_gradient_kernel, (N, blocks, B),
             k, v, back, grads[1], grads[2], k.stride(), v.stride(), *sizes, num_warps=4,
         )  # fmt: skip
     return grads[0], grads[1], grads[2]
+
+
+def _no_weights(denominator: Tensor) -> Tensor:
+    """The rest's weight where there is no other, (B, H, W, N, 1)."""
+    return denominator.new_ones(1).expand(*denominator.shape, 1)

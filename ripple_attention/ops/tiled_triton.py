@@ -28,18 +28,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+from triton.language.extra.cuda import gdc_wait
 
-from ripple_attention.ops.far_triton import (
-    _cut,
-    _cut_state,
-    _load_cut_ones,
-    _overlapping,
-    _overlaps,
-    _sum_chunk,
-    _sum_chunks,
-    _times_cut,
-)
+from ripple_attention.ops.far_triton import _cut_state, _load_cut_ones, _times_cut
 from ripple_attention.ops.kernel_parts import (
     _add_products,
     _corner,
@@ -58,7 +49,7 @@ from ripple_attention.ops.kernel_parts import (
     _token_offsets,
     _walk,
 )
-from ripple_attention.ops.launch import launch
+from ripple_attention.ops.launch import launch, overlapping, overlaps
 from ripple_attention.ops.triton_support import far_sums_like, is_whole
 
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
@@ -117,19 +108,20 @@ def _weights_at(distance, near, beyond, axis: tl.constexpr, RADII: tl.constexpr)
 
 
 @triton.jit
-def _attend(
-    b, n, down, across, q, k, v, weights, state, out, denominator, q_strides, k_strides, v_strides,
+def forward_kernel(
+    first, q, k, v, weights, state, out, denominator, q_strides, k_strides, v_strides,
     weight_strides, H, W, eps, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
-    WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
-    OVERLAP: tl.constexpr,
+    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr,
+    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr,
+    SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Output and denominator + eps of a tile of queries.
 
     [numerator, denominator]_i = α_rest φq_iᵀ S + Σ_{j in the box} (α_g − α_rest)(φq_i·φk_j)[v_j, 1]
     """
     reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]  # of the window beyond the tile
+    b, n, down, across = _place(first, N)
     top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
     at = _corner(q, b, n, top, left, q_strides, WIDE)
     query = _load(at, _offsets(row, column, q_strides, WIDE), inside, M, PADDED_M)
@@ -187,56 +179,6 @@ def _attend(
     _store(out + corner * E, token, inside, numerator, E, PADDED_E)
     if denominator is not None:
         tl.store(denominator + corner + token, result, mask=inside)
-
-
-@triton.jit
-def forward_kernel(
-    first, q, k, v, weights, state, out, denominator, q_strides, k_strides, v_strides,
-    weight_strides, H, W, eps, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr,
-    SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
-):  # fmt: skip
-    """`_attend` of all tiles, heads and images."""
-    b, n, down, across = _place(first, N)
-    _attend(
-        b, n, down, across, q, k, v, weights, state, out, denominator, q_strides, k_strides,
-        v_strides, weight_strides, H, W, eps, N, M, E, PADDED_M, PADDED_E, RADII, ROWS, COLUMNS,
-        STEP, SPAN, SPANS, WINDOW_ROWS, WHOLE, WIDE, SPLIT, OVERLAP,
-    )  # fmt: skip
-
-
-@triton.jit
-def relay_kernel(
-    first, q, k, v, weights, state, out, denominator, partial, q_strides, k_strides, v_strides,
-    weight_strides, H, W, eps, chunks, end, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
-    PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr,
-    ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr,
-    SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
-    SPLIT: tl.constexpr, OVERLAP: tl.constexpr, SUMMING: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, FLAT: tl.constexpr,
-):  # fmt: skip
-    """As `forward_kernel`; and the first SUMMING rows of programs form sums of the images that
-    follow those of this launch, up to `end`: they wait for memory while tiles compute."""
-    if OVERLAP:
-        gdc_launch_dependents()
-    b, n, down, across = _place(first, N)
-    if down < SUMMING:
-        index = (tl.program_id(2) * SUMMING + down) * (tl.num_programs(0) // N) + across
-        image = (first + tl.num_programs(2) + index // chunks).to(tl.int64)
-        if image < end:
-            _sum_chunk(
-                image, n.to(tl.int64), index % chunks, k, v, weights, None, None, partial,
-                k_strides, v_strides, weight_strides, H, W, chunks, N, M, E, PADDED_M, PADDED_E,
-                len(RADII) + 1, TOKENS, BLOCKS, FLAT, False,
-            )  # fmt: skip
-    else:
-        _attend(
-            b, n, down - SUMMING, across, q, k, v, weights, state, out, denominator, q_strides,
-            k_strides, v_strides, weight_strides, H, W, eps, N, M, E, PADDED_M, PADDED_E, RADII,
-            ROWS, COLUMNS, STEP, SPAN, SPANS, WINDOW_ROWS, WHOLE, WIDE, SPLIT, OVERLAP,
-        )  # fmt: skip
 
 
 @triton.jit
@@ -439,7 +381,6 @@ class Plan:
     whole: bool
     gather: bool  # whether warps can gather weights, of half-precision inputs
     options: dict[str, Any]  # of the launch
-    relay: int  # images at a time, where far sums are formed beside tiles; else 0
 
 
 def tiled_triton_forward(
@@ -449,13 +390,11 @@ def tiled_triton_forward(
     spatial_weights: Tensor,
     radii: list[int],
     eps: float,
-    state: Tensor | None = None,
     keep: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Ripple attention by tiles. Arguments as of `tiled_forward`.
 
     Args:
-        state: Sᵀ (B, N, E+1, M), contiguous and in float32, if it is known already.
         keep: Whether denominators, which the backward pass takes, are asked for.
 
     Returns:
@@ -468,51 +407,15 @@ def tiled_triton_forward(
     cut = far_sums_like(v, q.shape[-1], radii)
     plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
-        if state is None and plan.relay:
-            _relay(q, k, v, spatial_weights, cut, out, denominator, plan, eps)
-            return out, denominator, cut
         if not plan.whole:
-            _cut_state(cut, k, v, spatial_weights, state=state)
-        _launch_tiles(q, k, v, spatial_weights, cut, out, denominator, plan, eps)
-    return out, denominator, cut
-
-
-def _launch_tiles(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, cut: Tensor, out: Tensor,
-    denominator: Tensor | None, plan: Plan, eps: float,
-) -> None:  # fmt: skip
-    launch(
-        forward_kernel, (*plan.grid[:2], v.shape[0]),
-        q, k, v, spatial_weights, None if plan.whole else cut, out, denominator,
-        q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
-        *v.shape[1:3], eps, *plan.constants, **plan.options,
-    )  # fmt: skip
-
-
-def _relay(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, cut: Tensor, out: Tensor,
-    denominator: Tensor | None, plan: Plan, eps: float,
-) -> None:  # fmt: skip
-    """Tiles of a few images at a time, each launch with the far sums of the images that follow."""
-    B, images = v.shape[0], plan.relay
-    partial, sums = _sum_chunks(k, v, spatial_weights, images=images)
-    for start in range(0, B, images):
-        now, rest = min(images, B - start), B - start
-        _cut(cut[start : start + now], partial[start : start + now], v.dtype)
-        x = (q, k, v, spatial_weights, cut, out, denominator)
-        x = tuple(None if y is None else y[start:] for y in x)  # and all images that follow
-        if rest <= images:
-            _launch_tiles(*x, plan, eps)
-            break
-        following = min(images, rest - now)
-        columns = plan.grid[0] // v.shape[3]
-        rows = _power_of_two(_parts_of(sums.chunks * following, columns * now))
+            _cut_state(cut, k, v, spatial_weights)
         launch(
-            relay_kernel, (plan.grid[0], plan.grid[1] + rows, now),
-            *x, partial[start:], q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
-            *v.shape[1:3], eps, sums.chunks, now + following, *plan.constants, rows, *sums[1:],
-            **plan.options,
+            forward_kernel, plan.grid,
+            q, k, v, spatial_weights, None if plan.whole else cut, out, denominator,
+            q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
+            *v.shape[1:3], eps, *plan.constants, **plan.options,
         )  # fmt: skip
+    return out, denominator, cut
 
 
 def tiled_triton_inference(
@@ -578,15 +481,7 @@ def _padded_groups(radii: list[int]) -> int:
 # is felt where a window's mass is subtracted again, its weight being less than the rest's; and
 # where one pair is all there is, so grids of up to so many tokens have them cut anyway.
 SPLIT_PAIRS = False
-
-
 SPLIT_TOKENS = 64
-
-# Images of a batch take turns, at most so many, where each has at least so many programs: the far
-# sums of the next wait for memory, tiles do not. One turn, so none of this, until it has run on a
-# GPU; 4 is what is to be tried.
-RELAY_TURNS = 1
-RELAY_PROGRAMS = 3072
 
 
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
@@ -615,18 +510,13 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     constants = (
         N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
         step, span, _parts_of(width, span), height, whole, wide,
-        SPLIT_PAIRS or H * W <= SPLIT_TOKENS, follows_sums and _overlaps(),
+        SPLIT_PAIRS or H * W <= SPLIT_TOKENS, follows_sums and overlaps(),
     )  # fmt: skip
     if follows_sums:
-        options |= _overlapping()
+        options |= overlapping()
     fills_warps = groups * step * span >= 32 * options["num_warps"]
     gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
-    relay = 0
-    narrow = v.dtype == torch.bfloat16 and max(_padded(M), _padded(E)) <= 32
-    if role == "forward" and narrow and not whole:
-        turns = min(B, RELAY_TURNS, grid[0] * grid[1] * B // RELAY_PROGRAMS)
-        relay = _parts_of(B, turns) if turns > 1 and B < 65536 else 0
-    return Plan(grid, constants, whole, gather, options, relay)
+    return Plan(grid, constants, whole, gather, options)
 
 
 def _tile_table(

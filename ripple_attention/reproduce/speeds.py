@@ -147,7 +147,7 @@ def nearest(
     groups: dict[Hashable, list[Row]] = {}
     for row in rows:
         key = tuple(row.get(name) for name in ("hardware", "dtype", "batch", "heads", "head_dim"))
-        groups.setdefault((*key, _width(row), row.get("compiled"), row.get("mode")), []).append(row)
+        groups.setdefault((*key, _width(row), row.get("compiled")), []).append(row)
 
     def departs(group: list[Row]) -> tuple[str, ...]:
         has = {"batch": group[0]["batch"], "width": _width(group[0])}
