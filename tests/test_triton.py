@@ -491,6 +491,42 @@ def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize("partition", [chebyshev(1), NEAR, logarithmic(3), chebyshev(5)])
+def test_slabs_compile(partition, capability, wide, monkeypatch):
+    from triton.runtime.driver import driver
+
+    from ripple_attention.ops import slabs_gluon
+
+    compiled = []
+    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+    kernel = CompileOnly(slabs_gluon.slab_kernel, compiled)
+    monkeypatch.setattr(slabs_gluon, "slab_kernel", kernel)
+    q, k, v = torch.zeros(1, 20, 30, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
+    weights, denominator = (
+        torch.zeros(1, 20, 30, 2, partition.num_groups),
+        torch.zeros(1, 20, 30, 2),
+    )
+    cut, radii = torch.zeros(1, 2, 67, 32, dtype=torch.bfloat16), list(partition.radii)
+    assert slabs_gluon.serves(q, v, radii)
+    for asked in (weights[..., 0].contiguous(), None):
+        slabs_gluon.launch_slabs(q, k, v, weights, cut, v, asked, radii, 0.0, wide)
+    for _, binary in compiled:
+        assert "mma.sync" in binary.asm["ptx"]
+        assert binary.metadata.shared <= 37 * 1024  # six programs at a time on an H200
+
+
+def test_slabs_serve_near_windows_of_32_channels():
+    from ripple_attention.ops.slabs_gluon import serves
+
+    x = torch.zeros(1, 2, 2, 1, 32, dtype=torch.bfloat16)
+    assert serves(x, x, [0, 1, 2, 3])
+    assert not serves(x, x, [0, 5]) and not serves(x[..., :16], x, [0])
+    assert not serves(x.float(), x.float(), [0])
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 def test_small_grids_launch_one_kernel_forward_and_two_backward(compile_for):
     names = [name for name, _ in compile_for(90, torch.bfloat16, 32, (14, 14))]
     assert names == list(KERNELS["tiled_triton"][2:])

@@ -22,6 +22,7 @@ This module imports triton; `ops/triton_support.py` says where it can run, and i
 # ruff: noqa: RUF005
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -379,6 +380,7 @@ class Plan:
     grid: tuple[int, int, int]
     constants: tuple[Any, ...]  # of the kernels, from N on
     whole: bool
+    wide: bool  # whether offsets take 64 bits
     gather: bool  # whether warps can gather weights, of half-precision inputs
     options: dict[str, Any]  # of the launch
 
@@ -409,6 +411,11 @@ def tiled_triton_forward(
     with torch.cuda.device_of(v):
         if not plan.whole:
             _cut_state(cut, k, v, spatial_weights)
+        slabs = _slabs() if SLABS and not plan.whole else None
+        if slabs is not None and slabs.serves(q, v, radii):
+            rest = cut, out, denominator, radii, eps, plan.wide
+            slabs.launch_slabs(q, k, v, spatial_weights, *rest)
+            return out, denominator, cut
         launch(
             forward_kernel, plan.grid,
             q, k, v, spatial_weights, None if plan.whole else cut, out, denominator,
@@ -483,6 +490,19 @@ def _padded_groups(radii: list[int]) -> int:
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
 
+# Tiles by `ops/slabs_gluon.py` where that serves. Not until it has run on a GPU.
+SLABS = False
+
+
+@cache
+def _slabs() -> Any:
+    """That module, or None where Triton has no such Gluon."""
+    try:
+        from ripple_attention.ops import slabs_gluon
+    except (ImportError, AttributeError):
+        return None
+    return slabs_gluon
+
 
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
     """Tiles, windows and warps of a kernel with tiles, which reads these inputs.
@@ -516,7 +536,7 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
         options |= overlapping()
     fills_warps = groups * step * span >= 32 * options["num_warps"]
     gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
-    return Plan(grid, constants, whole, gather, options)
+    return Plan(grid, constants, whole, wide, gather, options)
 
 
 def _tile_table(
