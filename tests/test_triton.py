@@ -501,17 +501,20 @@ def test_slabs_compile(partition, capability, wide, monkeypatch):
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    kernel = CompileOnly(slabs_gluon.slab_kernel, compiled)
-    monkeypatch.setattr(slabs_gluon, "slab_kernel", kernel)
+    for name in ("slab_kernel", "slab_gradient_kernel"):
+        kernel = CompileOnly(getattr(slabs_gluon, name), compiled)
+        monkeypatch.setattr(slabs_gluon, name, kernel)
     q, k, v = torch.zeros(1, 20, 30, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
-    weights, denominator = (
-        torch.zeros(1, 20, 30, 2, partition.num_groups),
-        torch.zeros(1, 20, 30, 2),
-    )
+    weights = torch.zeros(1, 20, 30, 2, partition.num_groups)
+    denominator, scaled = weights[..., 0].contiguous(), torch.zeros(1, 20, 30, 2, 8)
     cut, radii = torch.zeros(1, 2, 67, 32, dtype=torch.bfloat16), list(partition.radii)
     assert slabs_gluon.serves(q, v, radii)
-    for asked in (weights[..., 0].contiguous(), None):
-        slabs_gluon.launch_slabs(q, k, v, weights, cut, v, asked, radii, 0.0, wide)
+    inputs = q, k, v, weights
+    for asked in (denominator, None):
+        slabs_gluon.launch_slabs(*inputs, cut, v, asked, radii, 0.0, wide)
+    results = denominator, denominator, scaled, q, weights
+    slabs_gluon.launch_slab_gradient(v, *inputs, v, denominator, cut, results, radii, wide)
+    assert len(compiled) == 3
     for _, binary in compiled:
         assert "mma.sync" in binary.asm["ptx"]
         assert binary.metadata.shared <= 37 * 1024  # six programs at a time on an H200
@@ -537,3 +540,37 @@ def test_small_grids_launch_one_kernel_forward_and_two_backward(compile_for):
 def test_wide_heads_fit_the_smallest_shared_memory(compile_for, dtype):
     for name, binary in compile_for(80, dtype, 128, (64, 64), chebyshev(2)):
         assert binary.metadata.shared <= 99 * 1024, name  # of compute capability 8.6 and 8.9
+
+
+@pytest.mark.parametrize(
+    ("grid", "partition", "mask_kind", "eps"),
+    [
+        ((17, 16), chebyshev(4), "none", 0.0),
+        ((17, 18), chebyshev(5), "rows", 0.5),
+        ((3, 70), logarithmic(3), "random", 0.0),
+        ((10, 8), chebyshev(1), "none", 0.5),
+    ],
+    ids=str,
+)
+@interpreted
+def test_slabs_are_as_precise_as_tiled(grid, partition, mask_kind, eps):
+    from gluon_on_cpu import launcher
+
+    from ripple_attention.ops import slabs_gluon, tiled_triton
+
+    use_tiles()
+    options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16, "heads": 2}
+    inputs = make_inputs(grid, partition, **options)
+    plain, launched = launcher(slabs_gluon), []
+    before = slabs_gluon.launch
+
+    def counted(kernel, *arguments, **options):
+        launched.append(kernel.fn.__name__)
+        plain(kernel, *arguments, **options)
+
+    slabs_gluon.launch, tiled_triton.SLABS = counted, True
+    try:
+        assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
+    finally:
+        slabs_gluon.launch, tiled_triton.SLABS = before, False
+    assert launched == ["slab_kernel", "slab_gradient_kernel"]

@@ -459,13 +459,19 @@ def tiled_triton_backward(
     by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
-        launch(
-            query_gradient_kernel, by_query.grid,
-            grad, q, k, v, spatial_weights, out, denominator, None if by_query.whole else cut,
-            delta, inverse, scaled,
-            grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
-            *by_query.constants, **by_query.options,
-        )  # fmt: skip
+        slabs = _slabs() if SLABS and not by_query.whole else None
+        if slabs is not None and slabs.serves(q, v, radii):
+            results = delta, inverse, scaled, grads[0], grads[3]
+            rest = out, denominator, cut, results, radii, by_query.wide
+            slabs.launch_slab_gradient(*inputs, *rest)
+        else:
+            launch(
+                query_gradient_kernel, by_query.grid,
+                *inputs, out, denominator, None if by_query.whole else cut,
+                delta, inverse, scaled,
+                grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
+                *by_query.constants, **by_query.options,
+            )  # fmt: skip
         back = None
         if not by_key.whole:
             back = _cut_state(torch.empty_like(cut), q, grad, spatial_weights, delta, inverse)
