@@ -180,6 +180,27 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"less than half of it for {weak[0]} to {weak[-1]} % of the tokens" in flowing
 
 
+def test_trials_are_those_of_their_file():
+    text = (ROOT / "docs/training.md").read_text()
+    rows = read_results("trials-cifar100-short-nvidia-h200.csv")
+    lasts = {(row["recipe"], row["options"]): row for row in rows}
+    trials = [key for key in lasts if key[1]]
+    assert len(trials) == 6
+    for recipe, options in trials:
+        last, plain = lasts[recipe, options], lasts[recipe, ""]
+        assert last["epoch"] == plain["epoch"]
+        words = " ".join(f"--{x.replace(':', '')}" for x in options.split("; "))
+        pairs = [
+            ", ".join(
+                str(Decimal(row[name]).quantize(Decimal(unit), ROUND_HALF_UP))
+                for row in (plain, last)
+            )
+            for name, unit in (("mean_loss_of_5_epochs", "0.001"), ("top1", "0.1"))
+        ]
+        cells = [f"`{recipe}`", f"`{words}`", last["epoch"], *pairs]
+        assert f"| {' | '.join(cells)} |" in text
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_commands_of_training_are_understood(page):
     lines = re.findall(r"^    ripple train (\S+)(.*?)(?:  #.*)?$", (ROOT / page).read_text(), re.M)
