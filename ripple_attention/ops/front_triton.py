@@ -33,6 +33,7 @@ This module imports triton: import it where it is used.
 # mypy: disable-error-code="no-untyped-def, assignment"
 
 import math
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -690,6 +691,7 @@ def _choose(kernel: str, v: Tensor, num_features: int) -> Plan:
     return Plan(tokens, share, _parts_of(blocks, share), launch)
 
 
+@lru_cache(4096)
 def _fullest(blocks: int, heads: int, at_once: int) -> int:
     """How many blocks a program takes, so that the last round of programs is full, or nearly.
 

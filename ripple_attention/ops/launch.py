@@ -26,6 +26,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without assembly, and
 
 READY: dict[tuple[Any, ...], CompiledKernel] = {}
 MOST = 4096  # kept, of all grids that were met
+PLAIN = {int, float, bool, str, tuple, type(None)}  # known by their values
 
 
 def launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: Any) -> None:
@@ -45,7 +46,8 @@ def launch(kernel: Any, grid: tuple[int, int, int], *arguments: Any, **options: 
 def _launch_once(
     kernel: Any, grid: tuple[int, int, int], arguments: tuple[Any, ...], options: dict[str, Any]
 ) -> None:
-    kind = (id(kernel), arguments[1].device, *map(_kind, arguments), *options.items())
+    kinds = [x if type(x) in PLAIN else _kind(x) for x in arguments]
+    kind = (id(kernel), arguments[1].device, *kinds, *options.items())
     ready = READY.get(kind)
     if ready is not None:
         ready[grid](*arguments)
@@ -66,7 +68,13 @@ def _kind(argument: Any) -> Any:
 
 def overlaps() -> bool:
     """Whether kernels may start before others end."""
-    return not INTERPRETED and int(triton.runtime.driver.active.get_current_target().arch) >= 90
+    return not INTERPRETED and _capability(triton.runtime.driver.active.get_current_device()) >= 90
+
+
+@cache
+def _capability(_: int) -> int:
+    """That of the current device, which is asked for once."""
+    return int(triton.runtime.driver.active.get_current_target().arch)
 
 
 def overlapping() -> dict[str, Any]:

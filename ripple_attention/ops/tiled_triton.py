@@ -22,7 +22,7 @@ This module imports triton; `ops/triton_support.py` says where it can run, and i
 # ruff: noqa: RUF005
 
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -454,7 +454,7 @@ def tiled_triton_backward(
     out, denominator = out.contiguous(), denominator.contiguous()
     grads = [x.new_empty(x.shape) for x in (q, k, v, spatial_weights)]
     delta, inverse = torch.empty_like(denominator), torch.empty_like(denominator)
-    scaled = delta.new_empty(*delta.shape, _padded_groups(radii))
+    scaled = delta.new_empty(*delta.shape, _padded_groups(len(radii)))
     inputs = grad, q, k, v, spatial_weights
     by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
     strides = [x.stride() for x in (grad, q, k, v)]
@@ -483,9 +483,9 @@ def tiled_triton_backward(
     return grads[0], grads[1], grads[2], grads[3]
 
 
-def _padded_groups(radii: list[int]) -> int:
-    """A number of groups that a warp can gather from."""
-    return max(4, _power_of_two(len(radii) + 1))
+def _padded_groups(boxes: int) -> int:
+    """A number of groups, the rest among them, that a warp can gather from."""
+    return max(4, _power_of_two(boxes + 1))
 
 
 # Choices
@@ -515,10 +515,21 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
 
     Both roles of the backward pass see the same grids as WHOLE.
     """
-    (B, H, W, N, M), E, reach = q.shape, v.shape[-1], radii[-1]
-    whole = is_whole(H, W, radii)
+    strides = tuple(x.stride() for x in inputs)
+    whole = is_whole(q.shape[1], q.shape[2], radii)
+    shape = (*q.shape, v.shape[-1])
+    return _plan(role, shape, v.dtype, tuple(radii), strides, whole, SPLIT_PAIRS, overlaps())
+
+
+@lru_cache(4096)
+def _plan(
+    role: str, shape: tuple[int, ...], dtype: torch.dtype, radii: tuple[int, ...],
+    strides: tuple[tuple[int, ...], ...], whole: bool, split: bool, early: bool,
+) -> Plan:  # fmt: skip
+    (B, H, W, N, M, E), reach = shape, radii[-1]
+    widest = max(_padded(M), _padded(E))
     follows_sums = not whole and role != "query"  # whose far sum is kept from the forward pass
-    rows, columns, step, options = _tile_table(role, v.dtype, max(_padded(M), _padded(E)), whole)
+    rows, columns, step, options = _tile_table(role, dtype, widest, whole)
     height, width = rows + 2 * reach, columns + 2 * reach
     grid = N * _parts_of(W, columns), _parts_of(H, rows), B
     if whole:
@@ -526,22 +537,19 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     span = 16 if width <= 16 or width % 32 in range(1, 17) else 32
     step = min(step, _power_of_two(height))
     height = _parts_of(height, step) * step
-    groups = _padded_groups(radii)
+    groups = _padded_groups(len(radii))
     # The window begins before the grid and ends behind it.
-    reached = [
-        B * x.stride(0) + (H + height) * x.stride(1) + (W + width) * x.stride(2) + N * x.stride(3)
-        for x in inputs
-    ]
+    reached = [B * b + (H + height) * h + (W + width) * w + N * n for b, h, w, n, *_ in strides]
     wide = max(*reached, (B * H + height) * (W + width) * N * max(M, E, groups)) >= 2**31
     constants = (
-        N, M, E, _padded(M), _padded(E), groups, tuple(radii), rows, columns,
+        N, M, E, _padded(M), _padded(E), groups, radii, rows, columns,
         step, span, _parts_of(width, span), height, whole, wide,
-        SPLIT_PAIRS or H * W <= SPLIT_TOKENS, follows_sums and overlaps(),
+        split or H * W <= SPLIT_TOKENS, follows_sums and early,
     )  # fmt: skip
-    if follows_sums:
+    if follows_sums and early:
         options |= overlapping()
     fills_warps = groups * step * span >= 32 * options["num_warps"]
-    gather = fills_warps and v.dtype != torch.float32 and max(_padded(M), _padded(E)) <= 64
+    gather = fills_warps and dtype != torch.float32 and widest <= 64
     return Plan(grid, constants, whole, wide, gather, options)
 
 
