@@ -1,5 +1,6 @@
 """Pictures: ripples around a query, ripples a model learned, and benchmark curves."""
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -128,35 +129,46 @@ def draw_learned_ripples(
 
 
 def draw_benchmark(results: Path, path: Path) -> None:
-    """Time and peak memory against tokens, from a CSV of `ripple bench op`."""
+    """Time and peak memory against tokens, from a CSV of `ripple bench op` or `ripple bench model`.
+
+    Batches of models grow smaller as images grow, so of models it is the time of an image.
+    """
     check_suffix(path)
     rows = [row for row in read_csv(results) if row["status"] == "ok"]
+    models, first = "images_per_second" in rows[0], rows[0]
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), layout="constrained")
     sizes = sorted({row["tokens"] for row in rows})
-    panels = [
-        ("forward", "median_ms", "forward, ms"),
-        ("forward+backward", "median_ms", "forward and backward, ms"),
-        ("forward+backward", "peak_mb", "peak memory, forward and backward, MB"),
-    ]
-    for ax, (step, quantity, title) in zip(axes, panels, strict=True):
+    near = [size < 1.5 * before for before, size in pairwise([0, *sizes])]  # no room for both
+    labels = ["" if close else f"{size:,}" for size, close in zip(sizes, near, strict=True)]
+    passes = list(dict.fromkeys(row["pass"] for row in rows))
+    names = [name.replace("+", " and ") for name in passes]
+    panels = [(step, "median_ms", name) for step, name in zip(passes, names, strict=True)]
+    panels = [(step, quantity, f"{name}, ms") for step, quantity, name in panels]
+    panels.append((passes[-1], "peak_mb", f"peak memory, {names[-1]}, MB"))
+    for ax, (step, quantity, title) in zip(axes, panels, strict=False):
         for system in dict.fromkeys(row["system"] for row in rows):
             points = [
-                (row["tokens"], row[quantity])
+                (row["tokens"], row[quantity] / (int(row["batch"]) if models else 1))
                 for row in rows
                 if row["system"] == system and row["pass"] == step
             ]
             if points:
                 ax.plot(*zip(*points, strict=True), marker="o", label=system)
-        ax.set(xscale="log", yscale="log", xlabel="tokens", title=title)
-        ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        each = " an image" if models else ""
+        ax.set(xscale="log", yscale="log", xlabel="tokens", title=f"{title}{each}")
+        ax.set_xticks(sizes, labels)
         ax.minorticks_off()
         ax.grid(alpha=0.3)
+    for ax in axes[len(panels) :]:
+        ax.set_axis_off()
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
-    first = rows[0]
-    figure.suptitle(
-        f"{first['hardware']}, {first['dtype']}, batch {first['batch']}, {first['heads']} heads of "
-        f"{first['head_dim']}, R_max {first['max_distance']}"
-    )
+    what = f"{first['hardware']}, {first['dtype']}, "
+    if models:
+        what += f"width {first.get('embed_dim', 192)}"
+    else:
+        what += f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}, "
+        what += f"R_max {first['max_distance']}"
+    figure.suptitle(what)
     save(figure, path)
 
 

@@ -98,6 +98,9 @@ def test_bench_model_times_whole_models(tmp_path):
         assert float(row["images_per_second"]) == pytest.approx(
             1e3 * int(row["batch"]) / float(row["median_ms"]), rel=1e-2
         )
+    for picture in (tmp_path / "models.png", tmp_path / "models.svg"):
+        assert ripple("bench", "plot", path, picture).exit_code == 0
+    assert "training step, ms an image" in picture.read_text()
     assert ripple("bench", "model", "--only", "resnet").exit_code == 2
 
 

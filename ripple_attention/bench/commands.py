@@ -213,10 +213,12 @@ def markdown(
 
 @bench.command()
 def plot(
-    results: Annotated[Path, typer.Argument(help="A CSV of `ripple bench op`.", exists=True)],
+    results: Annotated[
+        Path, typer.Argument(help="A CSV of `ripple bench op` or `… model`.", exists=True)
+    ],
     path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
 ) -> None:
-    """Draw a CSV of `ripple bench op`.
+    """Draw a CSV of `ripple bench op` or `ripple bench model`.
 
     Example: ripple bench plot results.csv curves.png
     """
