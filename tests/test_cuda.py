@@ -59,15 +59,19 @@ def test_tiled_error_is_within_twice_naives_at_the_same_precision(dtype):
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
 
 
-def assert_budget(ours, plain, exact, allowance=(0.0,) * 5):
-    """An error of at most twice PyTorch's, of the output and the gradients of q, k, v, weights."""
-    results = zip(*((x[0], *x[1]) for x in (ours, plain, exact)), allowance, strict=True)
+def assert_budget(ours, plain, exact, further=(0.0,) * 5):
+    """An error of at most twice PyTorch's, of the output and the gradients of q, k, v, weights.
+
+    Further: errors that PyTorch does not make, but that count as if it did.
+    """
+    results = zip(*((x[0], *x[1]) for x in (ours, plain, exact)), further, strict=True)
     for index, (got, theirs, reference, more) in enumerate(results):
-        rounding = torch.finfo(got.dtype).eps + more
+        rounding = torch.finfo(got.dtype).eps
         if got[0, ..., 0, 0].numel() == 1 and index in (1, 2, 4):
             # An only token: zero, as differences of sums over channels, in PyTorch by luck exactly.
             rounding = torch.finfo(torch.float32).eps * ours[0].shape[-1] + rounding
-        assert relative_error(got, reference) <= 2 * relative_error(theirs, reference) + rounding
+        error = relative_error(theirs, reference) + more
+        assert relative_error(got, reference) <= 2 * error + rounding
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
@@ -102,14 +106,23 @@ def test_triton_error_is_within_twice_tileds(grid, partition, width, dtype, eps)
 @pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(4), logarithmic(3), chebyshev(5)])
 @pytest.mark.parametrize("grid", [(17, 16), (33, 20), (64, 64), (3, 130), (130, 3)])
 def test_slabs_are_within_twice_tileds_error(grid, partition, mask_kind, eps, monkeypatch):
-    from ripple_attention.ops import tiled_triton
+    from ripple_attention.ops import slabs_gluon, tiled_triton, triton_support
 
+    launched, plain = [], slabs_gluon.launch
+
+    def counted(kernel, *arguments, **options):
+        launched.append(kernel)
+        plain(kernel, *arguments, **options)
+
+    monkeypatch.setattr(slabs_gluon, "launch", counted)
     monkeypatch.setattr(tiled_triton, "SLABS", True)
+    monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
     options = {"dtype": torch.bfloat16, "features": 32, "value_dim": 32, "heads": 3}
     inputs = tuple(x.cuda() for x in make_inputs(grid, partition, **options))
     mask = make_mask(mask_kind, grid)
     mask = mask if mask is None else mask.cuda()
     assert_within_twice("tiled", partition, inputs, mask, eps)
+    assert launched == [slabs_gluon.slab_kernel, slabs_gluon.slab_gradient_kernel]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -152,7 +165,7 @@ def test_a_kernel_for_aligned_memory_is_not_taken_for_other():
 
 
 def effect_of_a_rounded_output(partition, inputs, mask, eps, out):
-    """How far gradients move, as `relative_error` counts, if ∂o·o is an ulp of the output off.
+    """How far gradients move, as `relative_error` counts, where ∂o·o takes a rounded output.
 
     The kernels' gradients take the output as it is stored. Where all keys that a query sees are in
     one group, ∂α is zero as a difference of such numbers, divided by weights as small as may be.
@@ -160,21 +173,21 @@ def effect_of_a_rounded_output(partition, inputs, mask, eps, out):
     wide = [x.detach().double().requires_grad_() for x in inputs]
     generator = torch.Generator().manual_seed(2)  # that of `gradients`
     upstream = torch.randn(out.shape, generator=generator, dtype=torch.float64).to(inputs[0])
-    moved = torch.finfo(inputs[0].dtype).eps * (upstream.double() * out).abs().sum(-1, True)
+    rounding = torch.finfo(inputs[0].dtype).eps / 2
+    moved = rounding * (upstream.double() * out).square().sum(-1, True).sqrt()
+    moved *= torch.randn(moved.shape, generator=generator, dtype=torch.float64).to(moved)
     ones = torch.ones_like(wide[2][..., :1])
     share = run("naive", partition, mask, 1.0)(wide[0], wide[1], ones, wide[3])  # den/(den + 1)
     denominator = (share / (1 - share)).detach()
     pull = moved * (denominator + 1) ** 2 / (denominator + eps).clamp(min=1e-30)
     grads = torch.autograd.grad(share, (wide[0], wide[1], wide[3]), pull * (denominator > 0))
     exact = gradients(run("naive", partition, mask, eps), tuple(x.detach() for x in wide))[1]
-    sizes = [
-        float(g.norm() / e.norm().clamp(min=1))
-        for g, e in zip(grads, exact[:2] + exact[3:], strict=True)
-    ]
-    return 0.0, sizes[0], sizes[1], 0.0, sizes[2]
+    pairs = zip(grads, (exact[0], exact[1], exact[3]), strict=True)
+    of_q, of_k, of_weights = (float(g.norm() / e.norm().clamp(min=1)) for g, e in pairs)
+    return 0.0, of_q, of_k, 0.0, of_weights
 
 
-def assert_within_twice(name, partition, inputs, mask=None, eps=0.0, allowance=(0.0,) * 5):
+def assert_within_twice(name, partition, inputs, mask=None, eps=0.0, further=(0.0,) * 5):
     """The error of a kernel is at most twice that of the same algorithm in PyTorch."""
     exact = gradients(run(name, partition, mask, eps), tuple(x.double() for x in inputs))
     plain = gradients(run(name, partition, mask, eps), inputs)
@@ -183,7 +196,7 @@ def assert_within_twice(name, partition, inputs, mask=None, eps=0.0, allowance=(
         ours = gradients(run(f"{name}_triton", partition, mask, eps), inputs)
     finally:
         torch.use_deterministic_algorithms(False)
-    assert_budget(ours, plain, exact, allowance)
+    assert_budget(ours, plain, exact, further)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -234,8 +247,8 @@ def test_a_thousand_random_cases(first):
             )
         mask, eps = mask if mask is None else mask.cuda(), random.choice([0.0, 0.5])
         out = run("naive", partition, mask, eps)(*(x.double() for x in inputs))
-        allowance = effect_of_a_rounded_output(partition, inputs, mask, eps, out)
-        assert_within_twice(name, partition, inputs, mask, eps, allowance)
+        further = effect_of_a_rounded_output(partition, inputs, mask, eps, out)
+        assert_within_twice(name, partition, inputs, mask, eps, further)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -276,12 +289,13 @@ def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
     ],
     ids=str,
 )
-def test_a_layer_runs_as_a_cuda_graph(options):
+@pytest.mark.parametrize("side", [14, 64])
+def test_a_layer_runs_as_a_cuda_graph(side, options):
     torch.manual_seed(0)
     layer = RippleAttention(192, num_heads=6, **options).cuda().bfloat16().eval()
     for parameter in layer.parameters():
         parameter.requires_grad_(False)
-    x = torch.randn(2, 14, 14, 192, device="cuda", dtype=torch.bfloat16)
+    x = torch.randn(2, side, side, 192, device="cuda", dtype=torch.bfloat16)
     expected = layer(x)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -294,24 +308,40 @@ def test_a_layer_runs_as_a_cuda_graph(options):
 @pytest.mark.parametrize("grid", [(16, 16), (64, 64)])
 @pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
 def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
-    """Bit for bit what they give one after the other, gradients of a product too."""
+    """Replayed, with nothing between them, bit for bit what they give one after the other.
+
+    Inputs change from run to run: what is read too early is of the one before.
+    """
     from ripple_attention.ops import far_triton, front_triton, tiled_triton
 
     torch.manual_seed(0)
     layer = kind(192, num_heads=6).cuda()
-    x = torch.randn(4, *grid, 192, device="cuda", requires_grad=True)
-    upstream = torch.randn(4, *grid, 192, device="cuda")
+    inputs, upstream = torch.randn(3, 16, *grid, 192, device="cuda").split((2, 1))
+    x = inputs[0].clone().requires_grad_()
 
     def results():
         with torch.autocast("cuda", torch.bfloat16):
             out = layer(x)
-        return out, *torch.autograd.grad(out, (x, *layer.parameters()), upstream)
+        return out, *torch.autograd.grad(out, (x, *layer.parameters()), upstream[0])
 
-    early = [results() for _ in range(5)]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):  # compiles kernels
+        results()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        early = results()
+    found = []
+    for run_number in range(6):
+        x.data.copy_(inputs[run_number % 2])
+        torch.cuda.synchronize()
+        graph.replay()
+        found.append([y.clone() for y in early])
     for module in (far_triton, front_triton, tiled_triton):
         monkeypatch.setattr(module, "overlaps", lambda: False)
         monkeypatch.setattr(module, "overlapping", dict)
-    for some in early:
+    for run_number, some in enumerate(found):
+        x.data.copy_(inputs[run_number % 2])
         for ours, reference in zip(some, results(), strict=True):
             assert torch.equal(ours, reference)
 

@@ -250,7 +250,7 @@ def test_images_below_each_other_are_as_images_apart(masked):
         (1568, 6, 528, 18),  # 528 programs, all at once
         (1568, 6, 924, 11),
         (64, 6, 132, 3),
-        (100_000, 6, 132, 16),  # 31 would be a fortieth faster
+        (100_000, 6, 132, 16),  # 31 would be a thirtieth faster
         (0, 6, 132, 1),
     ],
 )
@@ -315,6 +315,7 @@ def test_wide_heads_are_refused():
         *((capability, dtype, 32, False) for capability in (80, 90) for dtype in DTYPES),
         (80, torch.float16, 64, False),
         (90, torch.bfloat16, 16, True),
+        (80, torch.bfloat16, 32, True),
     ],
     ids=str,
 )
@@ -325,7 +326,7 @@ def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware):
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    monkeypatch.setattr(front_triton, "HARDWARE_SINES", hardware)
+    monkeypatch.setattr(front_triton, "BY_HARDWARE", hardware)
     for name in KERNELS:
         kernel = CompileOnly(getattr(front_triton, name), compiled)
         monkeypatch.setattr(front_triton, name, kernel)

@@ -497,7 +497,7 @@ def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
 def test_slabs_compile(partition, capability, wide, monkeypatch):
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import slabs_gluon
+    from ripple_attention.ops import slabs_gluon, tiled_triton
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
@@ -506,9 +506,10 @@ def test_slabs_compile(partition, capability, wide, monkeypatch):
         monkeypatch.setattr(slabs_gluon, name, kernel)
     q, k, v = torch.zeros(1, 20, 30, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
     weights = torch.zeros(1, 20, 30, 2, partition.num_groups)
-    denominator, scaled = weights[..., 0].contiguous(), torch.zeros(1, 20, 30, 2, 8)
     cut, radii = torch.zeros(1, 2, 67, 32, dtype=torch.bfloat16), list(partition.radii)
-    assert slabs_gluon.serves(q, v, radii)
+    groups = tiled_triton._padded_groups(len(radii))
+    denominator, scaled = weights[..., 0].contiguous(), torch.zeros(1, 20, 30, 2, groups)
+    assert slabs_gluon.serves(radii, q, k, v)
     inputs = q, k, v, weights
     for asked in (denominator, None):
         slabs_gluon.launch_slabs(*inputs, cut, v, asked, radii, 0.0, wide)
@@ -523,10 +524,13 @@ def test_slabs_compile(partition, capability, wide, monkeypatch):
 def test_slabs_serve_near_windows_of_32_channels():
     from ripple_attention.ops.slabs_gluon import serves
 
-    x = torch.zeros(1, 2, 2, 1, 32, dtype=torch.bfloat16)
-    assert serves(x, x, [0, 1, 2, 3])
-    assert not serves(x, x, [0, 5]) and not serves(x[..., :16], x, [0])
-    assert not serves(x.float(), x.float(), [0])
+    x = torch.zeros(1, 2, 2, 1, 48, dtype=torch.bfloat16)
+    near, far = x[..., 16:], x[..., 8:40].contiguous()
+    assert serves([0, 1, 2, 3], near, near, far)
+    assert not serves([0, 5], far, far) and not serves([0], x, far)
+    between = torch.zeros(1, 2, 2, 1, 40, dtype=x.dtype)[..., :32]
+    for other in (x, far.float(), x[..., 4:36], between):
+        assert not serves([0], far, far, other)
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

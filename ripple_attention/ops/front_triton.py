@@ -6,9 +6,9 @@ From q, k and v, as they lie in one qkv projection, to what the attention itself
     α    = the stick of `stick_breaking`, halted as by `halt`, with o_g = ⟨P v + p, e_g⟩
 
 One kernel maps queries, or keys; one breaks sticks. (All in one holds twice the registers, and half
-the programs run at a time; sums over an image by the way are slower than `far_triton`'s, from what
-is written.) They need nothing of each other, so each may start before the one before it ends. Only
-results are written. Two turns make it cheap:
+the programs run at a time; and sums over an image are left to `far_triton`.) They need nothing of
+each other, so each may start before the one before it ends. Only results are written. Two turns
+make it cheap:
 - The length of x is a factor on its angles, W₁x̂ = scale·W₁x: products take x, which is exact.
 - o_g = ⟨v, Pᵀe_g⟩ + ⟨p, e_g⟩: one vector for each head and stick, and P costs no token anything.
   In backward, the sums Σ ∂o_g v and Σ ∂o_g give the gradients of P, p and e.
@@ -277,7 +277,7 @@ def _break_stick(
         left *= other
     weights, lefts = weights + (left,), lefts + (left,)
     share, inverse = tl.zeros_like(left), tl.full((value.shape[0],), 1.0, tl.float32)
-    merged = (left != left,)
+    merged = (left < 0.0,)
     for g in tl.static_range(1, groups):
         merged = merged + (lefts[g] < threshold,)
     for g in tl.static_range(groups - 1, 0, -1):  # the first that is merged comes last
@@ -667,7 +667,8 @@ def _strides(x: Tensor | None) -> tuple[int, ...]:
 PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, on tensor cores
     torch.float32: "ieee", torch.bfloat16: "tf32", torch.float16: "tf32",
 }  # fmt: skip
-HARDWARE_SINES = True  # for half-precision inputs, whose rounding is far larger than theirs
+# Sines and exponentials by special units, for half-precision inputs: their rounding is far larger.
+BY_HARDWARE = True
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
 # Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels; and blocks in one.
 PROGRAMS = {"map": 7, "stick": 20, "map gradient": 4, "stick gradient": 8}
@@ -688,6 +689,7 @@ def _choose(kernel: str, v: Tensor, num_features: int) -> Plan:
     tokens, launch = _block_table(kernel, v.dtype, max(D, num_features))
     blocks = _parts_of(H * W, tokens)  # of one head of one image
     share = _fullest(blocks, B * N, PROGRAMS[kernel] * multiprocessors(v.device))
+    share = max(share, _parts_of(blocks, 65535))  # programs are numbered by 16 bits
     return Plan(tokens, share, _parts_of(blocks, share), launch)
 
 
@@ -725,7 +727,7 @@ def _map_arguments(
 
 def _by_hardware(dtype: torch.dtype) -> bool:
     """Whether special units serve for sines and the like."""
-    return dtype != torch.float32 and HARDWARE_SINES and not INTERPRETED
+    return dtype != torch.float32 and BY_HARDWARE and not INTERPRETED
 
 
 def _stick_arguments(

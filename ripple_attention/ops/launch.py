@@ -8,8 +8,8 @@ On GPUs of compute capability 9.0 and newer, a kernel that is launched with `ove
 start before the one before it ends, as soon as all programs of that one have said so
 (`gdc_launch_dependents`) or ended. Rules, so that nobody reads what is not yet written:
 - The first kernel of such a row is launched as any other: it starts when all before it has ended.
-- The others wait (`gdc_wait`) before they read what an earlier one of the row writes, and in any
-  case before they end: what follows the row knows of its last kernel alone.
+- The others wait (`gdc_wait`) before they read what an earlier one of the row writes, or write what
+  it reads or writes; and in any case before they end: what follows the row knows of its last alone.
 This module imports triton.
 """
 

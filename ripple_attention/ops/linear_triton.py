@@ -115,7 +115,7 @@ def linear_triton_forward(
     denominator = q.new_empty(B, H, W, N, dtype=torch.float32)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
     with torch.cuda.device_of(q):
-        state = _sum_state(k, v, _no_weights(denominator))
+        state = _sum_state(k, v, denominator[..., None])  # of which forward reads nothing
         launch(
             linear_kernel, (N, blocks, B), q, state, out, denominator, q.stride(), H, W, eps,
             N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE, num_warps=4,
@@ -133,7 +133,7 @@ def linear_triton_backward(
     state: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients for φ(q), φ(k) and v, in the types of these; v (B, H, W, N, E) of any strides."""
-    grad = grad if grad.stride(-1) == 1 else grad.contiguous()
+    grad, v = _dense_channels(grad), _dense_channels(v)
     B, H, W, N, M = q.shape
     E = v.shape[-1]
     grads = [x.new_empty(x.shape) for x in (q, k, v)]
@@ -146,14 +146,10 @@ def linear_triton_backward(
             grad, out, denominator, state, delta, inverse, grads[0], grad.stride(), *sizes,
             num_warps=4,
         )  # fmt: skip
-        back = _sum_state(q, grad, _no_weights(denominator), delta, inverse)
+        ones = denominator.new_ones(1).expand(B, H, W, N, 1)
+        back = _sum_state(q, grad, ones, delta, inverse)
         launch(
             linear_key_gradient_kernel, (N, blocks, B),
             k, v, back, grads[1], grads[2], k.stride(), v.stride(), *sizes, num_warps=4,
         )  # fmt: skip
     return grads[0], grads[1], grads[2]
-
-
-def _no_weights(denominator: Tensor) -> Tensor:
-    """The rest's weight where there is no other, (B, H, W, N, 1)."""
-    return denominator.new_ones(1).expand(*denominator.shape, 1)

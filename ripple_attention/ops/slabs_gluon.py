@@ -6,7 +6,7 @@ queries, two rows of eight, and those need only the rows around them: for R_max 
 14. Triton has no words for that; Gluon, its lower level, lets a warp choose what it reads from
 shared memory. Here the window lies there in slabs of two rows, and warp w takes slabs w, w+1, …
 What else follows: how far a row of keys is from a row of queries is the same for all warps, so its
-group is known when compiling. Half the instructions remain.
+group is known when compiling. Little more than half the instructions remain.
 
 The compiler takes the number of the slab for one that all warps share. It may: it only ever becomes
 an address, and between the barriers around the loop warps do nothing together.
@@ -272,8 +272,10 @@ def slab_gradient_kernel(
     async_copy.commit_group()
     upstream = _load_tile(grad, b, n, top, left, grad_strides, H, W, left_of, WIDE)
     query = _load_tile(q, b, n, top, left, q_strides, H, W, left_of, WIDE)
-    out_strides = (H * W * N * WIDTH, W * N * WIDTH, N * WIDTH, WIDTH)
-    result = _load_tile(out, b, n, top, left, out_strides, H, W, left_of, WIDE)
+    row, column, inside = _tile(top, left, H, W, left_of, WIDE)
+    token = ((b * H + top + row) * W + left + column) * N + n
+    at = (token * WIDTH)[:, None] + gl.arange(0, WIDTH, gl.SliceLayout(0, left_of))[None, :]
+    result = gl.load(out + at, mask=inside[:, None], other=0.0)
     projection = gl.sum(upstream.to(gl.float32) * result.to(gl.float32), 1)
     projection = gl.convert_layout(projection, rows, assert_trivial=True)
     near, rest = _load_weights(
@@ -345,10 +347,19 @@ def slab_gradient_kernel(
     gl.store(at, (scale * whole).to(grad_weights.dtype.element_ty), mask=inside)
 
 
-def serves(q: Tensor, v: Tensor, radii: list[int]) -> bool:
-    """Whether the kernel is for such queries and values: 16 columns hold a tile and its reach."""
-    channels = q.shape[-1] == v.shape[-1] == WIDTH.value
-    return channels and v.dtype == torch.bfloat16 and radii[-1] <= 4
+def serves(radii: list[int], q: Tensor, *copied: Tensor) -> bool:
+    """Whether the kernels are for such queries and such tensors as are copied to shared memory.
+
+    16 columns hold a tile and its reach; copies are of 16 bytes, which must lie on such bounds.
+    """
+    plain = all(
+        x.shape[-1] == WIDTH.value
+        and x.dtype == torch.bfloat16
+        and x.data_ptr() % 16 == 0
+        and all(stride % 16 == 0 for stride in x.stride()[:4])
+        for x in copied
+    )
+    return plain and q.shape[-1] == WIDTH.value and radii[-1] <= 4
 
 
 def launch_slabs(

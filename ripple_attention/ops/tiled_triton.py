@@ -22,7 +22,7 @@ This module imports triton; `ops/triton_support.py` says where it can run, and i
 # ruff: noqa: RUF005
 
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -407,12 +407,12 @@ def tiled_triton_forward(
     out = v.new_empty(v.shape)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32) if keep else None
     cut = far_sums_like(v, q.shape[-1], radii)
-    plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
     with torch.cuda.device_of(v):
+        plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
         if not plan.whole:
             _cut_state(cut, k, v, spatial_weights)
         slabs = _slabs() if SLABS and not plan.whole else None
-        if slabs is not None and slabs.serves(q, v, radii):
+        if slabs is not None and slabs.serves(radii, q, k, v):
             rest = cut, out, denominator, radii, eps, plan.wide
             slabs.launch_slabs(q, k, v, spatial_weights, *rest)
             return out, denominator, cut
@@ -456,11 +456,11 @@ def tiled_triton_backward(
     delta, inverse = torch.empty_like(denominator), torch.empty_like(denominator)
     scaled = delta.new_empty(*delta.shape, _padded_groups(len(radii)))
     inputs = grad, q, k, v, spatial_weights
-    by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
+        by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
         slabs = _slabs() if SLABS and not by_query.whole else None
-        if slabs is not None and slabs.serves(q, v, radii):
+        if slabs is not None and slabs.serves(radii, q, k, v):
             results = delta, inverse, scaled, grads[0], grads[3]
             rest = out, denominator, cut, results, radii, by_query.wide
             slabs.launch_slab_gradient(*inputs, *rest)
@@ -500,9 +500,10 @@ SPLIT_TOKENS = 64
 SLABS = False
 
 
-@cache
 def _slabs() -> Any:
-    """That module, or None where Triton has no such Gluon."""
+    """That module, or None where Triton has no such Gluon, or pairs are to be cut in two."""
+    if SPLIT_PAIRS:
+        return None
     try:
         from ripple_attention.ops import slabs_gluon
     except (ImportError, AttributeError):
