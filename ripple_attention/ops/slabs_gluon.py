@@ -170,6 +170,12 @@ def _far_down(step: gl.constexpr, REACH: gl.constexpr, LAYOUT: gl.constexpr):
 
 
 @gluon.jit
+def _halve(x):
+    """(64, 32) → (64, 16): a slab's two rows, summed."""
+    return gl.sum(x.reshape((64, 2, 16)), 1)
+
+
+@gluon.jit
 def slab_kernel(
     first, q, k, v, weights, state, out, denominator, q_strides, k_strides, v_strides,
     weight_strides, H, W, eps, N: gl.constexpr, RADII: gl.constexpr, WIDE: gl.constexpr,
@@ -197,17 +203,17 @@ def slab_kernel(
     far_across = _far_across(reach, mma)
     across_weight = _weights_at(far_across, near, zero, RADII)
     numerator = gl.zeros((64, WIDTH), gl.float32, mma)
-    near_sums = gl.zeros((64, 32), gl.float32, mma)
+    near_sums = _halve(zero)
     async_copy.wait_group(0)
     for step in gl.static_range(reach + 1):
         pairs = mma_v2(query, keys.index(warp + step).permute((1, 0)).load(right_of), zero)
         far_down = _far_down(step, reach, mma)
         down_weight = _weights_at(far_down, near, zero, RADII)
         pairs = pairs * gl.where(far_down >= far_across, down_weight, across_weight)
-        near_sums += pairs
+        near_sums += _halve(pairs)
         rounded = gl.convert_layout(pairs.to(gl.bfloat16), left_of)
         numerator = mma_v2(rounded, values.index(warp + step).load(right_of), numerator)
-    total = gl.sum(near_sums, 1)
+    total = gl.convert_layout(gl.sum(near_sums, 1), gl.SliceLayout(1, mma))
 
     if OVERLAP:
         gdc_wait()
