@@ -142,8 +142,7 @@ def draw_benchmark(results: Path, path: Path) -> None:
     labels = ["" if close else f"{size:,}" for size, close in zip(sizes, near, strict=True)]
     passes = list(dict.fromkeys(row["pass"] for row in rows))
     names = [name.replace("+", " and ") for name in passes]
-    panels = [(step, "median_ms", name) for step, name in zip(passes, names, strict=True)]
-    panels = [(step, quantity, f"{name}, ms") for step, quantity, name in panels]
+    panels = [(step, "median_ms", f"{name}, ms") for step, name in zip(passes, names, strict=True)]
     panels.append((passes[-1], "peak_mb", f"peak memory, {names[-1]}, MB"))
     for ax, (step, quantity, title) in zip(axes, panels, strict=False):
         for system in dict.fromkeys(row["system"] for row in rows):

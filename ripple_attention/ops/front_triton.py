@@ -288,8 +288,8 @@ def _break_stick(
 
 @triton.jit
 def map_kernel(
-    first, x, mask, w1, w2, b2, phi, x_strides, mask_strides, phi_strides,
-    L, chunks, factor, N: tl.constexpr,
+    first, x, mask, w1, w2, b2, phi, x_strides, mask_strides, phi_strides, L,
+    factor, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
     UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
     ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
@@ -532,7 +532,7 @@ def front_forward(
             for x, phi, keys in ((q, phi_q, False), (k, phi_k, True)):
                 launch(
                     map_kernel, (N, plan.chunks, B),
-                    x, mask, *parameters[:3], phi, x.stride(), _strides(mask), phi.stride(),
+                    x, mask, *parameters[:3], phi, x.stride(), _strides(mask), phi.stride(), H * W,
                     *_map_arguments(plan, v, M, options, mask), keys,
                     **plan.launch, **(overlapping() if keys else {}))
             if alpha is not None:
@@ -588,7 +588,7 @@ def front_backward(
                     map_gradient_kernel, (N, maps.chunks, B),
                     grad, x, mask, *parameters[:3], grads[i], partial[i],
                     grad.stride(), x.stride(), _strides(mask), grads[i].stride(),
-                    *_map_arguments(maps, v, M, options, mask), i == 1,
+                    H * W, maps.chunks, *_map_arguments(maps, v, M, options, mask), i == 1,
                     **maps.launch, **(overlapping() if i else {}))
         if grad_alpha is None:
             grads[2].copy_(grad_v if mask is None else grad_v.masked_fill(mask[..., None, None], 0))
@@ -712,13 +712,13 @@ def _fullest(blocks: int, heads: int, at_once: int) -> int:
 def _map_arguments(
     plan: Plan, v: Tensor, M: int, options: FrontOptions, mask: Tensor | None
 ) -> tuple[Any, ...]:
-    """The arguments of both kernels of the map from L on, but for KEYS."""
-    _, H, W, N, D = v.shape
+    """The arguments of both kernels of the map from the factor on, but for KEYS."""
+    N, D = v.shape[3:]
     unit = options.scaling.startswith("unit")
     powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
     factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
     return (
-        H * W, plan.chunks, factor, N, D, M, _padded(D), _padded(M),
+        factor, N, D, M, _padded(D), _padded(M),
         unit, mask is not None, plan.tokens, plan.blocks,
         3 if v.dtype == torch.bfloat16 and not unit else 2, PRECISIONS[v.dtype],
         _by_hardware(v.dtype), overlaps(),
