@@ -25,6 +25,14 @@ NUMBERS_AT_ONCE = 8192  # of boxes, by one program that reads them
 
 
 @triton.jit
+def _add(total, lost, x):  # type: ignore[no-untyped-def]
+    """total + x, and what rounding added to it so far (Kahan): a long sum as exact as a short one."""
+    x -= lost
+    larger = total + x
+    return larger, (larger - total) - x
+
+
+@triton.jit
 def _scan_rows(  # type: ignore[no-untyped-def]
     a, b, mean, table, H, M, E1, CHANNELS, WIDTH: tl.constexpr, BLOCK: tl.constexpr
 ):
@@ -35,12 +43,12 @@ def _scan_rows(  # type: ignore[no-untyped-def]
     inside = channel < CHANNELS
     average = tl.load(mean + image * CHANNELS + channel, mask=inside, other=0.0)
     cell = (image * (H + 1) + row_of_image + 1) * (WIDTH + 1) + 1
-    total = tl.zeros((BLOCK,), tl.float32)
+    total, lost = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for column in range(WIDTH):
         token = row * WIDTH + column
         left = tl.load(a + token * M + channel // E1, mask=inside, other=0.0)
         right = tl.load(b + token * E1 + channel % E1, mask=inside, other=0.0)
-        total += left * right - average
+        total, lost = _add(total, lost, left * right - average)
         tl.store(table + (cell + column) * CHANNELS + channel, total, mask=inside)
 
 
@@ -53,11 +61,11 @@ def _scan_columns(  # type: ignore[no-untyped-def]
     image, column_of_image = column // W, column % W
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
-    total = tl.zeros((BLOCK,), tl.float32)
+    total, lost = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     for row in range(HEIGHT):
         cell = (image * (HEIGHT + 1) + row + 1) * (W + 1) + column_of_image + 1
         here = table + cell * CHANNELS + channel
-        total += tl.load(here, mask=inside, other=0.0)
+        total, lost = _add(total, lost, tl.load(here, mask=inside, other=0.0))
         tl.store(here, total, mask=inside)
 
 
@@ -83,6 +91,17 @@ def _load_mean(mean, image, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexp
     """(PADDED_M, PADDED_E)."""
     m, e = tl.arange(0, PADDED_M)[:, None], tl.arange(0, PADDED_E)[None, :]
     return tl.load(mean + image * M * E1 + m * E1 + e, mask=(m < M) & (e < E1), other=0.0)
+
+
+@triton.jit
+def _times_mean(query, average, inside):  # type: ignore[no-untyped-def]
+    """query @ average, without tensor cores, in (QUERIES, PE).
+
+    Triton takes the sum of a product of two that are broadcast for a matrix product, in tf32, and
+    of fewer than eight features for a wrong one. A factor that is 1 for all queries hides it.
+    """
+    of_queries = average[None, :, :] * inside.to(tl.float32)[:, None, None]
+    return tl.sum(query[:, :, None] * of_queries, 1)
 
 
 @triton.jit
@@ -117,7 +136,7 @@ def _forward(  # type: ignore[no-untyped-def]
     image, token, row, column, inside = _tokens(H, W, QUERIES)
     query = _load_tokens(q, token, inside, M, PM)
     average = _load_mean(mean, image, M, E1, PM, PE)
-    of_mean = tl.sum(query[:, :, None] * average[None, :, :], 1)  # (QUERIES, PE)
+    of_mean = _times_mean(query, average, inside)  # (QUERIES, PE)
     sums = tl.zeros((QUERIES, PE), tl.float32)
     inner = tl.zeros((QUERIES, PE), tl.float32)
     size = tl.zeros((QUERIES,), tl.float32)  # of the weights
