@@ -22,6 +22,9 @@ class Array(np.ndarray):
     def __isub__(self, other):
         return self - other
 
+    def permute(self, order):
+        return self.transpose(order)
+
     def to(self, dtype):
         if dtype == "bfloat16":
             rounded = torch.from_numpy(np.asarray(self, np.float32)).bfloat16().float()
@@ -65,8 +68,17 @@ class Shared:
     def permute(self, order):
         return Shared(self.numbers.transpose(order))
 
+    def slice(self, start, length):
+        return Shared(self.numbers[start : start + length])
+
+    def _reinterpret(self, _, shape, __):
+        return Shared(self.numbers.reshape(shape))
+
     def load(self, _):
         return array(self.numbers.copy())
+
+    def store(self, x):
+        self.numbers[...] = x
 
 
 def _load(pointer, mask=True, other=0.0):
@@ -90,6 +102,8 @@ class _Kernel:
             int64=np.int64,
             bfloat16="bfloat16",
             arange=lambda start, end, _: array(np.arange(start, end)),
+            full=lambda shape, number, _, __: array(np.full(shape, number, np.float32)),
+            zeros_like=lambda x: array(np.zeros_like(x)),
             zeros=lambda shape, dtype, _: array(np.zeros(shape, dtype)),
             where=lambda c, x, y: array(np.where(c, x, y).astype(np.float32)),
             abs=lambda x: array(np.abs(x)),
@@ -99,12 +113,14 @@ class _Kernel:
             load=_load,
             store=self.store,
             program_id=lambda axis: array(ids[axis]),
-            inline_asm_elementwise=lambda *_, **__: warp,
+            # Which warp it is; or what changes nothing, but where it lies.
+            inline_asm_elementwise=lambda _, __, given, **___: given[0] if given else warp,
             allocate_shared_memory=lambda _, shape, __: Shared(np.full(shape, np.nan, np.float32)),
             NVMMADistributedLayout=lambda *_: None,
             DotOperandLayout=lambda *_: None,
             SliceLayout=lambda *_: None,
             BlockedLayout=lambda *_: None,
+            DistributedLinearLayout=lambda *_: None,
             SwizzledSharedLayout=lambda *_: None,
         )
         names = {
@@ -116,6 +132,7 @@ class _Kernel:
             ),
             "mma_v2": lambda x, y, total: array(x @ y + total),
             "gdc_wait": lambda: None,
+            "barrier": lambda: None,
             "__builtins__": __builtins__,
         }
         for name, value in vars(module).items():

@@ -104,9 +104,23 @@ def test_triton_error_is_within_twice_tileds(grid, partition, width, dtype, eps)
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 @pytest.mark.parametrize("mask_kind", ["none", "rows"])
 @pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(4), logarithmic(3), chebyshev(5)])
-@pytest.mark.parametrize("grid", [(17, 16), (33, 20), (64, 64), (3, 130), (130, 3)])
-def test_slabs_are_within_twice_tileds_error(grid, partition, mask_kind, eps, monkeypatch):
-    from ripple_attention.ops import slabs_gluon, tiled_triton, triton_support
+@pytest.mark.parametrize(
+    ("grid", "tiles"),
+    [
+        ((17, 16), 1),
+        ((33, 20), 2),
+        ((64, 64), 4),
+        ((130, 70), 8),
+        ((3, 130), 2),
+        ((130, 3), 4),
+        ((16, 16), 0),
+        ((14, 14), 0),
+        ((9, 13), 0),
+    ],
+)
+def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, eps, monkeypatch):
+    """By strips of so many tiles, or as a whole."""
+    from ripple_attention.ops import slabs_gluon, triton_support
 
     launched, plain = [], slabs_gluon.launch
 
@@ -115,14 +129,17 @@ def test_slabs_are_within_twice_tileds_error(grid, partition, mask_kind, eps, mo
         plain(kernel, *arguments, **options)
 
     monkeypatch.setattr(slabs_gluon, "launch", counted)
-    monkeypatch.setattr(tiled_triton, "SLABS", True)
-    monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
+    monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
+    if tiles:
+        monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
     options = {"dtype": torch.bfloat16, "features": 32, "value_dim": 32, "heads": 3}
     inputs = tuple(x.cuda() for x in make_inputs(grid, partition, **options))
     mask = make_mask(mask_kind, grid)
     mask = mask if mask is None else mask.cuda()
     assert_within_twice("tiled", partition, inputs, mask, eps)
-    assert launched == [slabs_gluon.slab_kernel, slabs_gluon.slab_gradient_kernel]
+    strips = [slabs_gluon.strip_kernel, slabs_gluon.slab_gradient_kernel]
+    images = [slabs_gluon.image_kernel, slabs_gluon.image_gradient_kernel]
+    assert launched == (strips if tiles else images)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -200,13 +217,16 @@ def assert_within_twice(name, partition, inputs, mask=None, eps=0.0, further=(0.
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("width", [5, 32, 128])
+@pytest.mark.parametrize("widths", [(5, 5), (4, 30), (13, 23), (32, 32), (128, 128)], ids=str)
 @pytest.mark.parametrize(
     ("grid", "partition"),
     [((1, 1), chebyshev(1)), ((33, 20), chebyshev(32)), ((64, 48), logarithmic(63))],
 )
-def test_triton_tables_are_within_twice_tables_error(grid, partition, width, dtype):
-    inputs = make_inputs(grid, partition, dtype=dtype, features=width, value_dim=width, batch=1)
+def test_triton_tables_are_within_twice_tables_error(grid, partition, widths, dtype):
+    features, value_dim = widths
+    inputs = make_inputs(
+        grid, partition, dtype=dtype, features=features, value_dim=value_dim, batch=1
+    )
     assert_within_twice("table", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
 

@@ -41,6 +41,7 @@ KERNELS = {
     ),
     "naive_triton": ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel"),
 }
+SLAB_KERNELS = ["strip_kernel", "slab_gradient_kernel", "image_kernel", "image_gradient_kernel"]
 
 
 def run(implementation, partition, mask=None, eps=0.0):
@@ -420,11 +421,14 @@ def compile_for(monkeypatch):
     """A function that compiles all that both passes launch, for a GPU of some capability."""
     from triton.runtime.driver import driver
 
+    from ripple_attention.ops import tiled_triton
+
     def compile_all(capability, dtype, width, grid, partition=NEAR, name="tiled_triton"):
         module = importlib.import_module(f"ripple_attention.ops.{name}")
         far = importlib.import_module("ripple_attention.ops.far_triton")
         compiled = []
         monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+        monkeypatch.setattr(tiled_triton, "SLABS", False)
         for kernel_name in KERNELS[name]:
             home = module if hasattr(module, kernel_name) else far
             kernel = getattr(home, kernel_name)
@@ -456,7 +460,7 @@ def test_every_kernel_compiles(compile_for, dtype, capability):
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 @pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("width", [32, 128])
+@pytest.mark.parametrize("width", [16, 32, 128])
 def test_every_kernel_of_tables_compiles(compile_for, width, capability):
     partition = logarithmic(15)
     compiled = compile_for(capability, torch.bfloat16, width, (16, 16), partition, "table_triton")
@@ -464,6 +468,7 @@ def test_every_kernel_of_tables_compiles(compile_for, width, capability):
     for name, binary in compiled:
         assert len(binary.asm["cubin"]) > 0
         assert binary.metadata.shared < 48 * 1024, name
+        assert "tt.dot" not in binary.asm["ttir"], name  # Triton makes some of sums of products
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
@@ -491,46 +496,54 @@ def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
-@pytest.mark.parametrize("wide", [False, True])
-@pytest.mark.parametrize("capability", [80, 90])
+@pytest.mark.parametrize(("capability", "wide"), [(80, True), (90, False)])
 @pytest.mark.parametrize("partition", [chebyshev(1), NEAR, logarithmic(3), chebyshev(5)])
-def test_slabs_compile(partition, capability, wide, monkeypatch):
+@pytest.mark.parametrize(("grid", "tiles"), [((14, 16), 0), ((20, 30), 1), ((20, 30), 4)])
+def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import slabs_gluon, tiled_triton
+    from ripple_attention.ops import slabs_gluon, tiled_triton, triton_support
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    for name in ("slab_kernel", "slab_gradient_kernel"):
+    for name in SLAB_KERNELS:
         kernel = CompileOnly(getattr(slabs_gluon, name), compiled)
         monkeypatch.setattr(slabs_gluon, name, kernel)
-    q, k, v = torch.zeros(1, 20, 30, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
-    weights = torch.zeros(1, 20, 30, 2, partition.num_groups)
-    cut, radii = torch.zeros(1, 2, 67, 32, dtype=torch.bfloat16), list(partition.radii)
+    q, k, v = torch.zeros(1, *grid, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
+    weights = torch.zeros(1, *grid, 2, partition.num_groups)
+    monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
+    radii, whole = list(partition.radii), tiles == 0
+    cut = v.new_zeros(0) if whole else v.new_zeros(1, 2, 67, 32)
+    assert cut.shape == triton_support.far_sums_like(v, 32, radii).shape
     groups = tiled_triton._padded_groups(len(radii))
-    denominator, scaled = weights[..., 0].contiguous(), torch.zeros(1, 20, 30, 2, groups)
-    assert slabs_gluon.serves(radii, q, k, v)
+    denominator, scaled = weights[..., 0].contiguous(), torch.zeros(1, *grid, 2, groups)
+    assert slabs_gluon.serves(whole, radii, q, k, v)
     inputs = q, k, v, weights
     for asked in (denominator, None):
         slabs_gluon.launch_slabs(*inputs, cut, v, asked, radii, 0.0, wide)
     results = denominator, denominator, scaled, q, weights
     slabs_gluon.launch_slab_gradient(v, *inputs, v, denominator, cut, results, radii, wide)
-    assert len(compiled) == 3
+    forward, gradient = SLAB_KERNELS[2:] if whole else SLAB_KERNELS[:2]
+    assert [name for name, _ in compiled] == [forward, forward, gradient]
     for _, binary in compiled:
         assert "mma.sync" in binary.asm["ptx"]
-        assert binary.metadata.shared <= 37 * 1024  # six programs at a time on an H200
+        assert binary.metadata.shared <= 56 * 1024  # four programs at a time on an H200
 
 
 def test_slabs_serve_near_windows_of_32_channels():
     from ripple_attention.ops.slabs_gluon import serves
 
-    x = torch.zeros(1, 2, 2, 1, 48, dtype=torch.bfloat16)
+    x = torch.zeros(1, 9, 16, 1, 48, dtype=torch.bfloat16)
     near, far = x[..., 16:], x[..., 8:40].contiguous()
-    assert serves([0, 1, 2, 3], near, near, far)
-    assert not serves([0, 5], far, far) and not serves([0], x, far)
-    between = torch.zeros(1, 2, 2, 1, 40, dtype=x.dtype)[..., :32]
-    for other in (x, far.float(), x[..., 4:36], between):
-        assert not serves([0], far, far, other)
+    for whole in (False, True):
+        assert serves(whole, [0, 1, 2, 3], near, near, far)
+        assert not serves(whole, [0, 5], far, far, far) and not serves(whole, [0], x, far, far)
+        between = torch.zeros(1, 9, 16, 1, 40, dtype=x.dtype)[..., :32]
+        for other in (x, far.float(), x[..., 4:36], between):
+            assert not serves(whole, [0], far, far, other)
+    for grid in ((8, 16), (16, 17)):
+        x = torch.zeros(1, *grid, 1, 32, dtype=torch.bfloat16)
+        assert serves(False, [0], x, x, x) and not serves(True, [0], x, x, x)
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
@@ -547,34 +560,38 @@ def test_wide_heads_fit_the_smallest_shared_memory(compile_for, dtype):
 
 
 @pytest.mark.parametrize(
-    ("grid", "partition", "mask_kind", "eps"),
+    ("grid", "partition", "mask_kind", "eps", "tiles"),
     [
-        ((17, 16), chebyshev(4), "none", 0.0),
-        ((17, 18), chebyshev(5), "rows", 0.5),
-        ((3, 70), logarithmic(3), "random", 0.0),
-        ((10, 8), chebyshev(1), "none", 0.5),
+        ((17, 16), chebyshev(4), "none", 0.0, 1),
+        ((17, 18), chebyshev(5), "rows", 0.5, 2),
+        ((50, 9), chebyshev(4), "random", 0.0, 8),
+        ((3, 70), logarithmic(3), "random", 0.0, 1),
+        ((10, 8), chebyshev(1), "none", 0.5, 4),
+        ((16, 16), chebyshev(4), "rows", 0.0, 0),
+        ((9, 14), chebyshev(5), "none", 0.5, 0),
     ],
     ids=str,
 )
 @interpreted
-def test_slabs_are_as_precise_as_tiled(grid, partition, mask_kind, eps):
+def test_slabs_are_as_precise_as_tiled(grid, partition, mask_kind, eps, tiles):
+    """By strips of so many tiles, or as a whole."""
     from gluon_on_cpu import launcher
 
     from ripple_attention.ops import slabs_gluon, tiled_triton
 
-    use_tiles()
+    if tiles:
+        use_tiles()
     options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16, "heads": 2}
     inputs = make_inputs(grid, partition, **options)
     plain, launched = launcher(slabs_gluon), []
-    before = slabs_gluon.launch
 
     def counted(kernel, *arguments, **options):
         launched.append(kernel.fn.__name__)
         plain(kernel, *arguments, **options)
 
-    slabs_gluon.launch, tiled_triton.SLABS = counted, True
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(slabs_gluon, "launch", counted)
+        patch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
+        patch.setattr(tiled_triton, "SLABS", True)
         assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
-    finally:
-        slabs_gluon.launch, tiled_triton.SLABS = before, False
-    assert launched == ["slab_kernel", "slab_gradient_kernel"]
+    assert launched == (SLAB_KERNELS[:2] if tiles else SLAB_KERNELS[2:])

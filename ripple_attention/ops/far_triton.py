@@ -21,6 +21,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ripple_attention.ops.kernel_parts import (
     _add_products,
+    _add_sums,
     _chunk,
     _load,
     _offsets,
@@ -148,9 +149,13 @@ def state_kernel(
             weight *= -tl.load(delta + token, mask=inside, other=0.0)
             ones += feature.to(tl.float32) * weight[:, None]
         else:
-            total = tl.dot(tl.trans(value), feature, total, input_precision="ieee")
             one = tl.full((16, TOKENS), 1.0, tl.float32).to(feature.dtype)
-            ones = tl.dot(one, feature, ones, input_precision="ieee")
+            if feature.dtype == tl.float32:
+                total = _add_sums(tl.trans(value), feature, total)
+                ones = _add_sums(one, feature, ones)
+            else:
+                total = tl.dot(tl.trans(value), feature, total)
+                ones = tl.dot(one, feature, ones)
     start = partial + ((b * N + n) * chunks + chunk) * ((E + 1) * M)
     channel, m = tl.arange(0, PADDED_E), tl.arange(0, PADDED_M)
     mask = (channel < E)[:, None] & (m < M)[None, :]
@@ -247,7 +252,9 @@ def _choose_state(
     """Tokens at once, how often, and the launch of `state_kernel`, by bytes of its wider input."""
     block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
     if backward and wide <= 64:
-        block, warps = 64, 1
+        block, warps = 32, 1
     share = max(heads * tokens // (4 * STATE_PROGRAMS if backward else STATE_PROGRAMS), block)
     blocks = _power_of_two(_parts_of(min(share, 2048, tokens), block))  # few kernels to compile
+    if backward and block * blocks > share:
+        blocks //= 2
     return block, blocks, {"num_warps": warps, "num_stages": 1}

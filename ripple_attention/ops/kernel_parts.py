@@ -158,10 +158,17 @@ def _parts(x, dtype: tl.constexpr):
 
 
 @triton.jit
+def _add_sums(x, y, total):
+    """total + x @ y in float32, whose products are summed by themselves first, as PyTorch does:
+    rounding grows with the length of a sum. (The signs: else Triton would make one sum of both.)"""
+    return total - (-tl.dot(x, y, input_precision="ieee"))
+
+
+@triton.jit
 def _add_products(x, inputs, total, SPLIT: tl.constexpr):
     """total + x @ inputs, for a float32 x. Without SPLIT, x is rounded for tensor cores."""
     if inputs.dtype == tl.float32:
-        total = tl.dot(x, inputs, total, input_precision="ieee")
+        total = _add_sums(x, inputs, total)
     elif SPLIT:
         high, low = _parts(x, inputs.dtype)
         exact = inputs.to(high.dtype)

@@ -50,7 +50,7 @@ from ripple_attention.ops.kernel_parts import (
     _token_offsets,
     _walk,
 )
-from ripple_attention.ops.launch import launch, overlapping, overlaps
+from ripple_attention.ops.launch import INTERPRETED, launch, overlapping, overlaps
 from ripple_attention.ops.triton_support import far_sums_like, is_whole
 
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
@@ -411,8 +411,8 @@ def tiled_triton_forward(
         plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
         if not plan.whole:
             _cut_state(cut, k, v, spatial_weights)
-        slabs = _slabs() if SLABS and not plan.whole else None
-        if slabs is not None and slabs.serves(radii, q, k, v):
+        slabs = _slabs(plan.whole, radii, q, k, v)
+        if slabs is not None:
             rest = cut, out, denominator, radii, eps, plan.wide
             slabs.launch_slabs(q, k, v, spatial_weights, *rest)
             return out, denominator, cut
@@ -459,8 +459,8 @@ def tiled_triton_backward(
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
         by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
-        slabs = _slabs() if SLABS and not by_query.whole else None
-        if slabs is not None and slabs.serves(radii, q, k, v):
+        slabs = _slabs(by_query.whole, radii, q, k, v)
+        if slabs is not None:
             results = delta, inverse, scaled, grads[0], grads[3]
             rest = out, denominator, cut, results, radii, by_query.wide
             slabs.launch_slab_gradient(*inputs, *rest)
@@ -496,19 +496,19 @@ def _padded_groups(boxes: int) -> int:
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
 
-# Tiles by `ops/slabs_gluon.py` where that serves. Not until it has run on a GPU.
-SLABS = False
+# Tiles by `ops/slabs_gluon.py` where that serves.
+SLABS = not INTERPRETED
 
 
-def _slabs() -> Any:
-    """That module, or None where Triton has no such Gluon, or pairs are to be cut in two."""
-    if SPLIT_PAIRS:
+def _slabs(whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """That module; None where it does not serve, or Triton has no such Gluon."""
+    if not SLABS or SPLIT_PAIRS:
         return None
     try:
         from ripple_attention.ops import slabs_gluon
     except (ImportError, AttributeError):
         return None
-    return slabs_gluon
+    return slabs_gluon if slabs_gluon.serves(whole, radii, q, k, v) else None
 
 
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
@@ -531,6 +531,8 @@ def _plan(
     widest = max(_padded(M), _padded(E))
     follows_sums = not whole and role != "query"  # whose far sum is kept from the forward pass
     rows, columns, step, options = _tile_table(role, dtype, widest, whole)
+    if widest == 64 and (M % 8 or E % 8 or _padded(M) != _padded(E)):  # see below
+        rows, columns, step, options = _tile_table(role, dtype, 128, whole)
     height, width = rows + 2 * reach, columns + 2 * reach
     grid = N * _parts_of(W, columns), _parts_of(H, rows), B
     if whole:
@@ -558,6 +560,11 @@ def _tile_table(
     role: str, dtype: torch.dtype, wide: int, whole: bool
 ) -> tuple[int, int, int, dict[str, int]]:
     """Rows and columns of a tile, rows of the window at once, and options of the launch.
+
+    Tiles of 64 queries are products of warp groups on a Hopper GPU. Those of heads of 33 to 64
+    channels that cannot be copied 16 bytes at a time came out wrong there in the query's gradients,
+    with fewer features than values (Triton 3.6; 3 of 1,000 random cases; not understood): heads of
+    odd widths go as the widest do, by 32 queries.
 
     Args:
         role: "forward", "query" or "key".
