@@ -94,7 +94,7 @@ def _copy(shared, pointer, mask=True):
 class _Kernel:
     """A kernel's source with the names of one program and one warp."""
 
-    def __init__(self, module, kernel, ids, warp):
+    def __init__(self, modules, kernel, ids, warp):
         self.ids, self.warp = ids, warp
         gluon = types.SimpleNamespace(
             float32=np.float32,
@@ -107,6 +107,7 @@ class _Kernel:
             zeros=lambda shape, dtype, _: array(np.zeros(shape, dtype)),
             where=lambda c, x, y: array(np.where(c, x, y).astype(np.float32)),
             abs=lambda x: array(np.abs(x)),
+            minimum=lambda x, y: array(np.minimum(x, y)),
             sum=lambda x, axis: array(np.sum(x, axis)),
             convert_layout=lambda x, *_, **__: x,
             static_range=range,
@@ -132,10 +133,11 @@ class _Kernel:
             ),
             "mma_v2": lambda x, y, total: array(x @ y + total),
             "gdc_wait": lambda: None,
+            "gdc_launch_dependents": lambda: None,
             "barrier": lambda: None,
             "__builtins__": __builtins__,
         }
-        for name, value in vars(module).items():
+        for name, value in (pair for module in modules for pair in vars(module).items()):
             if hasattr(value, "fn"):  # the functions that kernels are made of
                 names[name] = types.FunctionType(value.fn.__code__, names)
             elif hasattr(value, "value"):  # constants
@@ -150,8 +152,8 @@ class _Kernel:
         pointer.memory.tensor[at] = numbers.to(pointer.memory.tensor.dtype)
 
 
-def launcher(module):
-    """A stand-in for `launch` in a module of Gluon kernels."""
+def launcher(*modules):
+    """A stand-in for `launch` in a module of Gluon kernels; others are those it has parts from."""
 
     def launch(kernel, grid, *arguments, num_warps, **_):
         def ready(argument):
@@ -162,6 +164,6 @@ def launcher(module):
         arguments = [ready(x) for x in arguments]
         for ids in np.ndindex(*grid):
             for warp in range(num_warps):
-                _Kernel(module, kernel, ids, warp).run(0, *arguments)
+                _Kernel(modules, kernel, ids, warp).run(0, *arguments)
 
     return launch

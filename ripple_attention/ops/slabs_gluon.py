@@ -20,7 +20,7 @@ Gluon is experimental, and not interpreted on a CPU. This module imports triton.
 
 # Kernels have no types to declare, and Triton's tuples no unpacking.
 # mypy: allow-untyped-defs, disable-error-code="assignment, no-untyped-call"
-# ruff: noqa: RUF005
+# ruff: noqa: RUF005, SIM102
 
 import torch
 from torch import Tensor
@@ -387,16 +387,14 @@ def strip_kernel(
     slab = gl.program_id(0) * 0  # the tile's first
     for tile in range(TILES):
         query = _as_left(_load_tile(q, b, n, top, left, q_strides, H, W, OF_QUERIES, WIDE), H >> 30)
-        near, rest = _load_weights(
-            weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE
-        )
+        near, rest = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
         async_copy.wait_group(0)
         barrier()  # all has come, and none reads any more what the next tile does not need
-        if TILES > 1:  # else nothing below is known, and the compiler cannot tell how it is aligned
+        if TILES > 1:  # else nothing is known of what is below, how it is aligned, either
             if tile < TILES - 1:
                 _copy_rows(
-                    key_quads, value_quads, k, v, b, n, top - reach + 16, left, k_strides, v_strides,
-                    H, W, _slot(slab + 8, RING) // 4, 8 + reach, reach, WIDE,
+                    key_quads, value_quads, k, v, b, n, top - reach + 16, left, k_strides,
+                    v_strides, H, W, _slot(slab + 8, RING) // 4, 8 + reach, reach, WIDE,
                 )  # fmt: skip
         async_copy.commit_group()
         far_across = _far_across(reach)
@@ -454,9 +452,7 @@ def image_kernel(
     for tile in range(DOWN * ACROSS):
         top, left = tile // ACROSS * 8, tile % ACROSS * 8
         query = _as_left(_load_tile(q, b, n, top, left, q_strides, H, W, OF_QUERIES, WIDE), H >> 30)
-        near, rest = _load_weights(
-            weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE
-        )
+        near, rest = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
         far_across = _far_across(left)
         numerator, total = _near_part(query, near, keys, values, top // 2, far_across, RADII, 0)
         _finish(
@@ -622,21 +618,24 @@ def image_gradient_kernel(
 RING = 12  # slots for the slabs of a tile, 8 at most, and the next four
 
 
-def serves(whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether the kernels are for such inputs.
-
-    16 columns hold a tile and its reach, or a grid that is one window. Copies to shared memory are
-    of 16 bytes, which must lie on such bounds.
-    """
-    plain = all(
+def copies(*inputs: Tensor) -> bool:
+    """Whether kernels in Gluon can copy them: 16 bytes at a time, which must lie on such bounds."""
+    return all(
         x.shape[-1] == WIDTH.value
         and x.dtype == torch.bfloat16
         and x.data_ptr() % 16 == 0
         and all(stride % 16 == 0 for stride in x.stride()[:4])
-        for x in (k, v)
+        for x in inputs
     )
+
+
+def serves(whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether the kernels are for such inputs.
+
+    16 columns hold a tile and its reach, or a grid that is one window.
+    """
     fits = not whole or 8 < min(v.shape[1:3]) <= max(v.shape[1:3]) <= 16
-    return plain and fits and q.shape[-1] == WIDTH.value and radii[-1] <= 4
+    return copies(k, v) and fits and q.shape[-1] == WIDTH.value and radii[-1] <= 4
 
 
 def launch_slabs(

@@ -26,7 +26,7 @@ NUMBERS_AT_ONCE = 8192  # of boxes, by one program that reads them
 
 @triton.jit
 def _add(total, lost, x):  # type: ignore[no-untyped-def]
-    """total + x, and what rounding added to it so far (Kahan): a long sum as exact as a short one."""
+    """total + x, and what rounding has added to it (Kahan): a long sum as exact as a short one."""
     x -= lost
     larger = total + x
     return larger, (larger - total) - x
