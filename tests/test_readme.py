@@ -180,6 +180,24 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"less than half of it for {weak[0]} to {weak[-1]} % of the tokens" in flowing
 
 
+def test_results_of_100_epochs_are_those_of_their_files():
+    flowing = " ".join((ROOT / "docs/training.md").read_text().split())
+    runs = {
+        run["recipe"]: run["top1"] for run in read_results("cifar100-100-epochs-nvidia-h200.csv")
+    }
+    deit, ripple = (Decimal(runs[f"cifar100-short-{name}-tiny"]) for name in ("deit", "ripple"))
+    gap = f"reaches {deit:.1f} % top-1 and ripple {ripple:.1f}, {ripple - deit:.1f} points above"
+    assert gap in flowing
+    folder = "cifar100-100-epochs-nvidia-h200"
+    curves = [
+        {round(float(row["epoch"])): float(row["top1"]) for row in rows if row["top1"]}
+        for rows in (read_results(f"{folder}/{name}.csv") for name in ("deit", "ripple"))
+    ]
+    leads = {epoch: curves[1][epoch] - curves[0][epoch] for epoch in curves[0]}
+    assert f"leads by {leads[25]:.1f} points at epoch 25" in flowing and "by 2 to 4 from" in flowing
+    assert all(2 <= lead <= 4 for epoch, lead in leads.items() if epoch >= 35)
+
+
 def test_trials_are_those_of_their_file():
     text = (ROOT / "docs/training.md").read_text()
     rows = read_results("trials-cifar100-short-nvidia-h200.csv")

@@ -143,6 +143,14 @@ def test_the_same_model_on_another_schedule_counts_and_says_so(results):
     assert "optimizer.lr: 0.0005 → 0.001" in value.source
 
 
+@pytest.mark.parametrize(("longer", "shown"), [(["ripple"], 60), (["deit", "ripple"], 100)])
+def test_rows_are_compared_at_equal_epochs(results, longer, shown):
+    rows = [run(f"cifar100-short-{name}-tiny", 50.0, 60) for name in ("deit", "ripple")]
+    rows += [run(f"cifar100-short-{name}-tiny", 50.0, 100) for name in longer]
+    value = ours("table2", "top1", "ripple", results(rows))
+    assert value.text(1) == f"50.0 ({shown} epochs, changed recipe)"
+
+
 def test_another_model_does_not_count(results):
     found = results(
         [
@@ -422,7 +430,7 @@ def test_the_repositorys_own_results_are_found():
     rows = list(csv.DictReader((ROOT / "benchmarks/results/stability-nvidia-h200.csv").open()))
     seeds = [float(row["top1"]) for row in rows if row["recipe"] == "cifar100-20-ripple-tiny"]
     assert seeds
-    value = best_runs("cifar100-ripple-tiny", "top1", found)
+    value = ours("table2", "top1", "ripple", found)
     assert isinstance(value, Measured)
     assert int(value.departs[0].split()[0] if value.departs else 300) >= 20
     table = BY_NAME["table2"]

@@ -430,7 +430,6 @@ def compile_for(monkeypatch):
         compiled = []
         monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
         monkeypatch.setattr(tiled_triton, "SLABS", False)
-        monkeypatch.setattr(far, "SUMS", False)
         for kernel_name in KERNELS[name]:
             home = module if hasattr(module, kernel_name) else far
             kernel = getattr(home, kernel_name)
@@ -596,6 +595,7 @@ def test_far_sums_in_gluon_compile(capability, monkeypatch):
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+    monkeypatch.setattr(far_triton, "SUMS", True)
     monkeypatch.setattr(sums_gluon, "sum_kernel", CompileOnly(sums_gluon.sum_kernel, compiled))
     k, v = torch.zeros(1, 64, 64, 2, 2, 32, dtype=torch.bfloat16).unbind(3)
     for programs in (768, 8):

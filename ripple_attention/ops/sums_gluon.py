@@ -1,7 +1,7 @@
 """The far sum again, as a kernel in Gluon, for bfloat16 and 32 channels: S = Σ_j φk_j [v_j, 1]ᵀ.
 
-`far_triton.state_kernel` loads a block of tokens, waits, multiplies, and begins again. Here the next
-block is on its way to shared memory meanwhile, past the cache, whose size limited how much could be.
+`far_triton.state_kernel` loads a block of tokens, waits, multiplies, and begins again. Here the
+next block is on its way to shared memory meanwhile, past the cache, whose size limited the other.
 Gluon is experimental, and not interpreted on a CPU. This module imports triton.
 """
 

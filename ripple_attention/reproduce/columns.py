@@ -11,7 +11,7 @@ from ripple_attention.bench.detection import detector_cost
 from ripple_attention.models import count_parameters
 from ripple_attention.reproduce.found import Results
 from ripple_attention.reproduce.layout import Column, PaperTable
-from ripple_attention.reproduce.runs import best_runs
+from ripple_attention.reproduce.runs import best_runs, shared_epochs
 from ripple_attention.reproduce.speeds import (
     FIT_FROM,
     Setting,
@@ -31,8 +31,10 @@ def trained(quantity: str, unit: float = 1) -> Ours:
     """A result of training, times a unit."""
 
     def ours(table: PaperTable, results: Results) -> list[Value]:
-        recipes = frozenset(row.recipe for row in table.rows if row.recipe)
-        return [best_runs(str(row.recipe), quantity, results, recipes, unit) for row in table.rows]
+        recipes = [str(row.recipe) for row in table.rows]
+        named = frozenset(row.recipe for row in table.rows if row.recipe)
+        epochs = shared_epochs(sorted(named), quantity, results)
+        return [best_runs(name, quantity, results, named, unit, epochs) for name in recipes]
 
     return ours
 

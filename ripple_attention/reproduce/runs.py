@@ -1,6 +1,8 @@
 """Training runs as numbers of a table: which run a row shows, and where it left the paper."""
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,18 +25,33 @@ def training_command(recipe: str) -> str:
     return found[1].rstrip() if found else f"ripple train {recipe}"
 
 
+def shared_epochs(recipes: Sequence[str], quantity: str, results: Results) -> int | None:
+    """The number of epochs at which the most rows of a table have runs, the larger of several.
+
+    Rows are to be compared at equal epochs, if they can be.
+    """
+    rows: Counter[int] = Counter()
+    for recipe in recipes:
+        settings = _settings(recipe, quantity, results, frozenset(recipes))
+        allowed = all_recipes()[recipe].recipe.epochs
+        rows.update({runs[0]["epochs"] for runs in settings if runs[0]["epochs"] <= allowed})
+    return max(rows, key=lambda epochs: (rows[epochs], epochs), default=None)
+
+
 def best_runs(
     recipe: str,
     quantity: str,
     results: Results,
     others: frozenset[str] = frozenset(),
     unit: float = 1,
+    epochs: int | None = None,
 ) -> Value:
     """The runs that a row shows: all seeds of the setting that comes nearest to the paper's.
 
     Runs of the row's recipe count, and those of recipes that train the same model on the same data
-    by another schedule. Of several settings the one with the most epochs is shown, up to the
-    paper's; then the one with the fewest departures, then that with the most seeds.
+    by another schedule. Of several settings one with the epochs that are asked for is shown; else
+    the one with the most epochs, up to the paper's; then the one with the fewest departures, then
+    that with the most seeds.
 
     Args:
         recipe: The row's.
@@ -42,22 +59,20 @@ def best_runs(
         results: What there is.
         others: Recipes of other rows of the table, whose runs are not this row's.
         unit: What the files' numbers are multiplied by.
+        epochs: How many other rows of the table have.
     """
     wanted = all_recipes()[recipe].recipe
-    settings: dict[tuple[str, ...], list[Row]] = {}
-    for run in results.runs:
-        if run.get(quantity) is not None and _counts(run, wanted, others - {recipe}):
-            setting = run["recipe"], *map(str, departures(run, wanted).items())
-            settings.setdefault(setting, []).append(run)
+    settings = _settings(recipe, quantity, results, others)
     if not settings:
         return Missing((training_command(recipe),))
 
-    def rank(runs: list[Row]) -> tuple[bool, int, int, int]:
-        epochs = runs[0]["epochs"]
+    def rank(runs: list[Row]) -> tuple[bool, bool, int, int, int]:
+        trained = runs[0]["epochs"]
         few = -len(departures(runs[0], wanted))
-        return epochs <= wanted.epochs, epochs, few, len({run["seed"] for run in runs})
+        seeds = len({run["seed"] for run in runs})
+        return trained == epochs, trained <= wanted.epochs, trained, few, seeds
 
-    best: list[Row] = max(settings.values(), key=rank)
+    best: list[Row] = max(settings, key=rank)
     runs = sorted(best, key=lambda run: run["seed"])
     departed = departures(runs[0], wanted)
     files = tuple(sorted({run["file"] for run in runs}))
@@ -69,6 +84,19 @@ def best_runs(
         runs[0]["recipe"],
         (training_command(recipe),) if departed else (),
     )
+
+
+def _settings(
+    recipe: str, quantity: str, results: Results, others: frozenset[str]
+) -> list[list[Row]]:
+    """The runs that count for a row, those of one setting together."""
+    wanted = all_recipes()[recipe].recipe
+    settings: dict[tuple[str, ...], list[Row]] = {}
+    for run in results.runs:
+        if run.get(quantity) is not None and _counts(run, wanted, others - {recipe}):
+            setting = run["recipe"], *map(str, departures(run, wanted).items())
+            settings.setdefault(setting, []).append(run)
+    return list(settings.values())
 
 
 def departures(run: Row, wanted: Recipe) -> dict[str, str]:
