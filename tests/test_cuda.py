@@ -101,6 +101,19 @@ def test_triton_error_is_within_twice_tileds(grid, partition, width, dtype, eps)
         assert torch.equal(got, repeated)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "widths", [(9, 36), (15, 50), (24, 50), (32, 64), (64, 32), (40, 64), (16, 128)], ids=str
+)
+@pytest.mark.parametrize("partition", [Partition((7,)), Partition((6, 8))])
+def test_features_may_be_fewer_than_values_and_more(partition, widths, dtype):
+    features, value_dim = widths
+    inputs = make_inputs(
+        (31, 29), partition, dtype=dtype, features=features, value_dim=value_dim, batch=1
+    )
+    assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
+
+
 @pytest.mark.parametrize("eps", [0.0, 0.5])
 @pytest.mark.parametrize("mask_kind", ["none", "rows"])
 @pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(4), logarithmic(3), chebyshev(5)])
