@@ -602,9 +602,8 @@ def test_far_sums_in_gluon_compile(capability, monkeypatch):
         monkeypatch.setattr(far_triton, "STATE_PROGRAMS", programs)
         far_triton._sum_chunks(k, v, k[..., :1])
     assert len(compiled) == 2
-    for _, binary in compiled:
-        assert "cp.async.cg" in binary.asm["ptx"]  # past the cache
-        assert binary.metadata.shared == 32 * 1024
+    assert [binary.metadata.shared for _, binary in compiled] == [16 * 1024, 32 * 1024]
+    assert all("cp.async.cg" in binary.asm["ptx"] for _, binary in compiled)  # past the cache
 
 
 @pytest.mark.parametrize(

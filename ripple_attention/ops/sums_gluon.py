@@ -44,8 +44,9 @@ def sum_kernel(
     left = gl.minimum(tokens - start, BLOCKS * 128).to(gl.int32)  # of this chunk
     k += b * k_strides[0] + n * k_strides[3] + start * k_strides[2]
     v += b * v_strides[0] + n * v_strides[3] + start * v_strides[2]
-    keys, key_blocks = _slabs(8)
-    values, value_blocks = _slabs(8)
+    slabs: gl.constexpr = 8 if BLOCKS > 1 else 4
+    keys, key_blocks = _slabs(slabs)
+    values, value_blocks = _slabs(slabs)
     _copy_tokens(key_blocks.index(0), k, k_strides[2], 0, left)
     _copy_tokens(value_blocks.index(0), v, v_strides[2], 0, left)
     async_copy.commit_group()
