@@ -280,6 +280,9 @@ def test_profiles_are_means_over_all_images(explainer):
         strength = view.strength().double()
         torch.testing.assert_close(it.strength, strength.mean((0, 1, 2)))
         torch.testing.assert_close(it.weak, (strength < 0.5).double().mean((0, 1, 2)))
+        features = view.layer.feature_map(view.q, view.k)
+        active = [(x > 0).double().mean((0, 1, 2, 4)) for x in features]
+        torch.testing.assert_close(it.active, torch.stack(active, -1), rtol=1e-5, atol=1e-6)
     assert profiles[0].rings == ["0", "1", "2", "3", "rest"]
     assert len(weight_rows(profiles)) == 2 * 2 * 5
     with pytest.raises(ValueError, match="got none"):

@@ -196,6 +196,13 @@ def test_results_of_100_epochs_are_those_of_their_files():
     leads = {epoch: curves[1][epoch] - curves[0][epoch] for epoch in curves[0]}
     assert f"leads by {leads[25]:.1f} points at epoch 25" in flowing and "by 2 to 4 from" in flowing
     assert all(2 <= lead <= 4 for epoch, lead in leads.items() if epoch >= 35)
+    layers = {}
+    for row in read_results("strength-cifar100-100-epochs-ripple-tiny.csv"):
+        shares = [float(row[f"active_features_of_{x}"]) for x in ("queries", "keys")]
+        layers.setdefault(row["layer"], []).append(shares)
+    means = [[100 * statistics.mean(x) for x in zip(*it, strict=True)] for it in layers.values()]
+    of_query, of_key = (f"{min(x):.0f} to {max(x):.0f} %" for x in zip(*means, strict=True))
+    assert f"{of_query} of a query's and {of_key} of a key's" in flowing
 
 
 def test_trials_are_those_of_their_file():

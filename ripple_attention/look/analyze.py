@@ -34,6 +34,7 @@ class Profile:
         divergence: Of each head (N,), the divergence of a token's weights from the fixed ones.
         strength, weak: Of each head (N,), what eps leaves of a token's attention, and the share of
             tokens of which it leaves less than half; see `LayerView.strength`.
+        active: Of each head (N, 2), the share of features that are not zero, of queries and keys.
         images: How many they are means of.
     """
 
@@ -46,6 +47,7 @@ class Profile:
     divergence: Tensor
     strength: Tensor
     weak: Tensor
+    active: Tensor
     images: int
 
     @classmethod
@@ -66,13 +68,23 @@ class Profile:
             divergence_from_fixed(weights).mean(over_tokens),
             strength.mean(over_tokens),
             (strength < 0.5).double().mean(over_tokens),
+            view.active().double().cpu().mean((1, 2, 3)).T,
             len(weights),
         )
 
     def join(self, other: "Profile") -> "Profile":
         """Both together, each image with the same weight."""
         total = self.images + other.images
-        names = ("weights", "squares", "halted", "shares", "divergence", "strength", "weak")
+        names = (
+            "weights",
+            "squares",
+            "halted",
+            "shares",
+            "divergence",
+            "strength",
+            "weak",
+            "active",
+        )
         means = {
             name: (getattr(self, name) * self.images + getattr(other, name) * other.images) / total
             for name in names
@@ -228,9 +240,14 @@ def divergence_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
 
 
 def strength_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
-    """What eps leaves of the attention of every layer and head, and how often less than half."""
+    """What eps leaves of the attention of every layer and head, how often less than half; and how
+    many features are not zero."""
     return _by_head(
-        profiles, strength=lambda it, n: it.strength[n], share_below_half=lambda it, n: it.weak[n]
+        profiles,
+        strength=lambda it, n: it.strength[n],
+        share_below_half=lambda it, n: it.weak[n],
+        active_features_of_queries=lambda it, n: it.active[n, 0],
+        active_features_of_keys=lambda it, n: it.active[n, 1],
     )
 
 
