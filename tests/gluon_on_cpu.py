@@ -3,6 +3,7 @@
 Triton's interpreter does not know Gluon. Here the same source runs with other meanings of its
 names: tensors are arrays whatever their layout, pointers are a memory and offsets, shared memory
 begins as NaN. A program runs once for each of its warps, which keeps the rows that are its own.
+So a wrong slot or a wrong order shows, but no missing barrier, no layout and no width of integers.
 """
 
 import types
@@ -25,7 +26,9 @@ class Array(np.ndarray):
     def permute(self, order):
         return self.transpose(order)
 
-    def to(self, dtype):
+    def to(self, dtype, bitcast=False):
+        if bitcast:
+            return array(np.ascontiguousarray(self).view(dtype))
         if dtype == "bfloat16":
             rounded = torch.from_numpy(np.asarray(self, np.float32)).bfloat16().float()
             return array(rounded.numpy())

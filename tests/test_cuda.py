@@ -4,6 +4,7 @@ from random import Random
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from inputs import gradients, make_inputs, make_mask, relative_error
 from ripple_attention import (
@@ -345,7 +346,13 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
 
     Inputs change from run to run: what is read too early is of the one before.
     """
-    from ripple_attention.ops import far_triton, front_triton, tiled_triton
+    from ripple_attention.ops import (
+        far_triton,
+        front_triton,
+        slabs_gluon,
+        sums_gluon,
+        tiled_triton,
+    )
 
     torch.manual_seed(0)
     layer = kind(192, num_heads=6).cuda()
@@ -370,13 +377,49 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
         torch.cuda.synchronize()
         graph.replay()
         found.append([y.clone() for y in early])
-    for module in (far_triton, front_triton, tiled_triton):
+    for module in (far_triton, front_triton, slabs_gluon, sums_gluon, tiled_triton):
         monkeypatch.setattr(module, "overlaps", lambda: False)
-        monkeypatch.setattr(module, "overlapping", dict)
+        monkeypatch.setattr(module, "overlapping", dict, raising=False)
     for run_number, some in enumerate(found):
         x.data.copy_(inputs[run_number % 2])
         for ours, reference in zip(some, results(), strict=True):
             assert torch.equal(ours, reference)
+
+
+@pytest.mark.parametrize("grid", [(9, 13), (64, 64), (131, 70), (256, 256)])
+def test_far_sums_in_gluon_are_those_of_triton(grid, monkeypatch):
+    from ripple_attention.ops import far_triton
+
+    k, v = torch.randn(3, *grid, 2, 6, 32, device="cuda").bfloat16().unbind(3)
+    exact = torch.einsum("bhwnm,bhwne->bnem", k.double(), F.pad(v.double(), (0, 1), value=1))
+    sums = []
+    for gluon in (False, True, True):
+        monkeypatch.setattr(far_triton, "SUMS", gluon)
+        sums.append(far_triton._sum_state(k, v, k[..., :1]))
+    assert torch.equal(sums[1], sums[2])
+    ours, theirs = (relative_error(x, exact) for x in (sums[1], sums[0]))
+    assert ours <= 2 * theirs + torch.finfo(torch.float32).eps
+
+
+@pytest.mark.parametrize("grid", [(12, 16), (24, 40)])
+def test_slabs_reach_beyond_two_to_the_31_numbers(grid):
+    """Between two rows of a view lie more than 2²⁸ numbers."""
+    from ripple_attention.ops import slabs_gluon, tiled_triton
+
+    H, W = grid
+    apart = 2**28 // (W * 32) + 1
+    memory = torch.empty(H, apart, W, 32, device="cuda", dtype=torch.bfloat16)
+    x = memory[:, 0].normal_().relu_().view(1, H, W, 1, 32)
+    weights = torch.rand(1, H, W, 1, 5, device="cuda").bfloat16()
+    radii = [0, 1, 2, 3]
+    results = []
+    for y in (x, x.contiguous()):
+        assert slabs_gluon.serves(grid == (12, 16), radii, y, y, y)
+        kept = tiled_triton.tiled_triton_forward(y, y, y, weights, radii, 0.5)
+        grads = tiled_triton.tiled_triton_backward(y, y, y, y, weights, *kept, radii)
+        results.append((kept[0], *grads))
+    for far, near in zip(*results, strict=True):
+        assert torch.equal(far, near)
 
 
 def test_triton_serves_grids_beyond_two_to_the_31_numbers():

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -545,6 +546,8 @@ def test_slabs_serve_near_windows_of_32_channels():
     for grid in ((8, 16), (16, 17)):
         x = torch.zeros(1, *grid, 1, 32, dtype=torch.bfloat16)
         assert serves(False, [0], x, x, x) and not serves(True, [0], x, x, x)
+    x = torch.zeros(1, 9, 9, 1, 32, dtype=torch.bfloat16)
+    assert serves(True, [3], x, x, x) and not serves(True, [4], x, x, x)  # nothing but the window
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
@@ -622,14 +625,22 @@ def test_far_sums_in_gluon_compile(capability, monkeypatch):
 @interpreted
 def test_slabs_are_as_precise_as_tiled(grid, partition, mask_kind, eps, tiles):
     """By strips of so many tiles, or as a whole."""
+    options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16, "heads": 2}
+    inputs = make_inputs(grid, partition, **options)
+    with slabs_on_the_cpu(tiles) as launched:
+        assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
+    assert launched == (SLAB_KERNELS[:2] if tiles else SLAB_KERNELS[2:])
+
+
+@contextmanager
+def slabs_on_the_cpu(tiles):
+    """Slabs as NumPy, by strips of so many tiles, or as a whole; gives a list of launches."""
     from gluon_on_cpu import launcher
 
     from ripple_attention.ops import slabs_gluon, tiled_triton
 
     if tiles:
         use_tiles()
-    options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16, "heads": 2}
-    inputs = make_inputs(grid, partition, **options)
     plain, launched = launcher(slabs_gluon), []
 
     def counted(kernel, *arguments, **options):
@@ -640,5 +651,73 @@ def test_slabs_are_as_precise_as_tiled(grid, partition, mask_kind, eps, tiles):
         patch.setattr(slabs_gluon, "launch", counted)
         patch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
         patch.setattr(tiled_triton, "SLABS", True)
-        assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
-    assert launched == (SLAB_KERNELS[:2] if tiles else SLAB_KERNELS[2:])
+        yield launched
+
+
+SLAB_GRIDS = [((17, 19), 2), ((16, 14), 0)]  # and tiles of a strip, or none
+
+
+@pytest.mark.parametrize("eps", [0.0, 1e-9, 0.5])
+@pytest.mark.parametrize(("grid", "tiles"), SLAB_GRIDS)
+@interpreted
+def test_slabs_give_zeros_where_queries_see_dead_keys_alone(grid, tiles, eps):
+    partition = chebyshev(4)
+    options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16, "batch": 1, "heads": 1}
+    q, k, v, weights = make_inputs(grid, partition, **options)
+    dead = torch.ones(grid, dtype=torch.bool)
+    dead[4:7, 9:12] = False
+    k[:, dead] = 0
+    weights = torch.zeros_like(weights)
+    weights[..., -1] = 1
+    leaves = tuple(x.requires_grad_() for x in (q, k, v, weights))
+    with slabs_on_the_cpu(tiles) as launched:
+        blind = run("tiled_triton", partition, eps=eps)(*leaves)[:, 3:8, 8:13]
+        grads = torch.autograd.grad(blind.sum(), leaves)
+    assert len(launched) == 2
+    assert blind.abs().max() <= (1e-3 if eps == 0.5 else 0)
+    assert all(grad.isfinite().all() for grad in grads)
+    if eps == 0:
+        assert all((grad == 0).all() for grad in grads)
+
+
+@pytest.mark.parametrize(("grid", "tiles"), SLAB_GRIDS)
+@interpreted
+def test_slabs_keep_the_bits_of_far_sums(grid, tiles):
+    """Where high parts of a sum cancel each other: all groups weigh the same, so all is far."""
+    from ripple_attention.ops import tiled_triton
+
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.randn(1, *grid, 3, 1, 32, generator=generator).bfloat16()
+    k, v, q = (8 + noise[:, :, :, 0] / 4, 8 + noise[:, :, :, 1] / 4, 0 * noise[:, :, :, 2])
+    q[..., 0], q[..., 5] = 1, -1
+    weights = torch.ones(1, *grid, 1, 5).bfloat16()
+    upstream = torch.zeros_like(v)
+    upstream[..., 3], upstream[..., 4] = 1, -1
+    sums = torch.einsum("bhwnm,bhwne->bnme", k.double(), v.double())[:, None, None]
+    ones = k.double().sum((1, 2))[:, None, None]
+    radii = [0, 1, 2, 3]
+    with slabs_on_the_cpu(tiles) as launched:
+        out, below, cut = tiled_triton.tiled_triton_forward(q, k, v, weights, radii, 0.5)
+        unit = torch.ones_like(below)
+        grad = tiled_triton.tiled_triton_backward(
+            upstream, q, k, v, weights, torch.zeros_like(out), unit, cut, radii
+        )[0]
+    assert len(launched) == 2
+    exact = (ones[..., 0] - ones[..., 5] + 0.5).expand_as(below)
+    assert relative_error(below, exact) < 1e-5
+    numerator = (sums[..., 0, :] - sums[..., 5, :]).expand(out.shape)
+    assert relative_error(out * below.unsqueeze(-1), numerator) < 0.2  # of 16 bits; of 8, 17
+    assert relative_error(grad, (sums[..., 3] - sums[..., 4]).expand(grad.shape)) < 2e-2
+
+
+@interpreted
+def test_whole_slabs_are_precise_where_a_window_is_taken_out():
+    """Most of the mass in the window, most of the weight in the rest."""
+    grid, partition = (9, 14), chebyshev(5)
+    options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16, "heads": 1}
+    q, k, v, weights = make_inputs(grid, partition, **options)
+    k[:, :, 9:] *= 0.02
+    weights = torch.cat([0.01 * weights[..., :-1], torch.ones_like(weights[..., -1:])], -1)
+    with slabs_on_the_cpu(0) as launched:
+        assert_within_twice("tiled", partition, (q, k, v, weights))
+    assert launched == SLAB_KERNELS[2:]

@@ -10,10 +10,12 @@ group is known when compiling. Little more than half the instructions remain.
 
 What a program has copied serves more than one tile. On large grids it walks down a strip of tiles,
 and copies the rows of the next while it works at one. Grids of up to 16×16 tokens are copied as a
-whole, and their far sums are made from the copy: nothing but inputs is read.
+whole, if both sides are longer than 8, and their far sums are made from the copy: nothing but
+inputs is read. Other kernels weigh all pairs of so small a grid as they are; here a window is taken
+out of a sum, so pairs are cut in two for tensor cores, lest what remains be rounding.
 
 The compiler takes the number of the slab for one that all warps share. It may: it only ever becomes
-an address, and between the barriers around a tile warps do nothing together.
+an address, and all warps go the same way.
 
 Gluon is experimental, and not interpreted on a CPU. This module imports triton.
 """
@@ -314,8 +316,20 @@ def _halve(x):
 
 
 @gluon.jit
+def _add_products(x, right, total, SPLIT: gl.constexpr):
+    """total + x @ right; x, (64, 32), is rounded, or cut in two."""
+    if SPLIT:
+        high = (x.to(gl.int32, bitcast=True) & -65536).to(gl.float32, bitcast=True)
+        low = (x - high).to(gl.bfloat16)
+        total = mma_v2(gl.convert_layout(low, LEFT), right, total)
+        x = high
+    return mma_v2(gl.convert_layout(x.to(gl.bfloat16), LEFT), right, total)
+
+
+@gluon.jit
 def _near_part(
     query, near, keys, values, first, far_across, RADII: gl.constexpr, RING: gl.constexpr,
+    SPLIT: gl.constexpr,
 ):  # fmt: skip
     """Σ over the window of (α_g − α_rest)(φq_i·φk_j)[v_j, 1]; `first` slab is that of warp 0."""
     reach: gl.constexpr = RADII[len(RADII) - 1]
@@ -331,8 +345,7 @@ def _near_part(
         down_weight = _weights_at(far_down, near, zero, RADII)
         pairs = pairs * gl.where(far_down >= far_across, down_weight, across_weight)
         sums += _halve(pairs)
-        rounded = gl.convert_layout(pairs.to(gl.bfloat16), LEFT)
-        numerator = mma_v2(rounded, values.index(slot).load(RIGHT), numerator)
+        numerator = _add_products(pairs, values.index(slot).load(RIGHT), numerator, SPLIT)
     return numerator, gl.convert_layout(gl.sum(sums, 1), ROWS)
 
 
@@ -398,7 +411,9 @@ def strip_kernel(
                 )  # fmt: skip
         async_copy.commit_group()
         far_across = _far_across(reach)
-        numerator, total = _near_part(query, near, keys, values, slab, far_across, RADII, RING)
+        numerator, total = _near_part(
+            query, near, keys, values, slab, far_across, RADII, RING, False
+        )
         if tile == 0:
             if OVERLAP:
                 gdc_wait()
@@ -422,8 +437,8 @@ def _copy_image(
     """Copies a grid, with empty rows around it, and waits."""
     for quad in gl.static_range(QUADS):
         _copy_rows(
-            keys, values, k, v, b, n, 8 * quad - REACH, 0, k_strides, v_strides, H, W, quad, 16, 0,
-            WIDE,
+            keys, values, k, v, b, n, b * 0 + (8 * quad - REACH), 0, k_strides, v_strides, H, W,
+            quad, 16, 0, WIDE,
         )  # fmt: skip
     async_copy.commit_group()
     async_copy.wait_group(0)
@@ -449,12 +464,15 @@ def image_kernel(
     )
     _sum_slabs(keys, values, sums, ones, 4 * DOWN + reach, False)
     barrier()
+    zero = b * 0  # of 64 bits if WIDE
     for tile in range(DOWN * ACROSS):
-        top, left = tile // ACROSS * 8, tile % ACROSS * 8
+        top, left = zero + tile // ACROSS * 8, zero + tile % ACROSS * 8
         query = _as_left(_load_tile(q, b, n, top, left, q_strides, H, W, OF_QUERIES, WIDE), H >> 30)
         near, rest = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
         far_across = _far_across(left)
-        numerator, total = _near_part(query, near, keys, values, top // 2, far_across, RADII, 0)
+        numerator, total = _near_part(
+            query, near, keys, values, tile // ACROSS * 4, far_across, RADII, 0, True
+        )
         _finish(
             numerator, total, query, rest, sums, ones.slice(0, 16), out, denominator, b, n, top,
             left, H, W, eps, N, WIDE,
@@ -533,8 +551,7 @@ def _tile_gradient(
             more = more + (by_group[g] + _fold(gl.where(members, products, -0.0)),)
         by_group = more
         pull = pull * gl.where(by_row, _weights_at(far_down, near, zero, RADII), across_weight)
-        rounded = gl.convert_layout(pull.to(gl.bfloat16), LEFT)
-        gradient = mma_v2(rounded, key.load(RIGHT), gradient)
+        gradient = _add_products(pull, key.load(RIGHT), gradient, WHOLE)
 
     if WHOLE:  # sums are transposed, else their rows are in the order of the product
         far = mma_v2(upstream, _as_right(sums.index(1).load(OF_KEYS), 32), zero)
@@ -606,12 +623,13 @@ def image_gradient_kernel(
     )
     _sum_slabs(keys, values, sums, parts, 4 * DOWN + reach, True)
     barrier()
+    zero = b * 0  # of 64 bits if WIDE
     for tile in range(DOWN * ACROSS):
-        top, left = tile // ACROSS * 8, tile % ACROSS * 8
+        top, left = zero + tile // ACROSS * 8, zero + tile % ACROSS * 8
         _tile_gradient(
             grad, q, weights, out, denominator, delta, inverse, scaled, grad_q, grad_weights,
             grad_strides, q_strides, weight_strides, keys, values, sums, parts.slice(0, 16), b, n,
-            top, left, top // 2, _far_across(left), H, W, N, GROUPS, RADII, WIDE, True,
+            top, left, tile // ACROSS * 4, _far_across(left), H, W, N, GROUPS, RADII, WIDE, True,
         )  # fmt: skip
 
 
@@ -632,9 +650,11 @@ def copies(*inputs: Tensor) -> bool:
 def serves(whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether the kernels are for such inputs.
 
-    16 columns hold a tile and its reach, or a grid that is one window.
+    16 columns hold a tile and its reach, or a grid that is one window; one of which some query sees
+    nothing in the rest would be the difference of two equal sums.
     """
-    fits = not whole or 8 < min(v.shape[1:3]) <= max(v.shape[1:3]) <= 16
+    H, W = v.shape[1:3]
+    fits = not whole or (8 < min(H, W) <= max(H, W) <= 16 and radii[-1] < max(H, W) // 2)
     return copies(k, v) and fits and q.shape[-1] == WIDTH.value and radii[-1] <= 4
 
 

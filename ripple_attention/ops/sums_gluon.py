@@ -26,7 +26,7 @@ def _copy_tokens(into, base, stride, first, count):
     """Starts to copy 128 tokens, from `first` on, zero where there are none."""
     index = first + gl.arange(0, 128, gl.SliceLayout(1, COPIED))
     channel = gl.arange(0, WIDTH, gl.SliceLayout(0, COPIED))[None, :]
-    at = base + (index * stride)[:, None] + channel
+    at = base + (index.to(gl.int64) * stride)[:, None] + channel
     async_copy.async_copy_global_to_shared(into, at, mask=(index < count)[:, None])
 
 
