@@ -531,7 +531,8 @@ def _plan(
     widest = max(_padded(M), _padded(E))
     follows_sums = not whole and role != "query"  # whose far sum is kept from the forward pass
     rows, columns, step, options = _tile_table(role, dtype, widest, whole)
-    if widest == 64 and (M % 8 or E % 8 or _padded(M) != _padded(E)):  # see below
+    odd = M % 8 or E % 8 or _padded(M) != _padded(E)
+    if dtype == torch.bfloat16 and widest == 64 and odd:  # see below
         rows, columns, step, options = _tile_table(role, dtype, 128, whole)
     height, width = rows + 2 * reach, columns + 2 * reach
     grid = N * _parts_of(W, columns), _parts_of(H, rows), B
