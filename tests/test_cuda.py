@@ -134,7 +134,7 @@ def test_features_may_be_fewer_than_values_and_more(partition, widths, dtype):
 )
 def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, eps, monkeypatch):
     """By strips of so many tiles, or as a whole."""
-    from ripple_attention.ops import slabs_gluon, triton_support
+    from ripple_attention.ops import slab_gradients_gluon, slabs_gluon, triton_support
 
     launched, plain = [], slabs_gluon.launch
 
@@ -142,7 +142,8 @@ def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, 
         launched.append(kernel)
         plain(kernel, *arguments, **options)
 
-    monkeypatch.setattr(slabs_gluon, "launch", counted)
+    for module in (slabs_gluon, slab_gradients_gluon):
+        monkeypatch.setattr(module, "launch", counted)
     monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
     if tiles:
         monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
@@ -151,8 +152,8 @@ def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, 
     mask = make_mask(mask_kind, grid)
     mask = mask if mask is None else mask.cuda()
     assert_within_twice("tiled", partition, inputs, mask, eps)
-    strips = [slabs_gluon.strip_kernel, slabs_gluon.slab_gradient_kernel]
-    images = [slabs_gluon.image_kernel, slabs_gluon.image_gradient_kernel]
+    strips = [slabs_gluon.strip_kernel, slab_gradients_gluon.slab_gradient_kernel]
+    images = [slabs_gluon.image_kernel, slab_gradients_gluon.image_gradient_kernel]
     assert launched == (strips if tiles else images)
 
 

@@ -504,13 +504,18 @@ def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
 def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import slabs_gluon, tiled_triton, triton_support
+    from ripple_attention.ops import (
+        slab_gradients_gluon,
+        slabs_gluon,
+        tiled_triton,
+        triton_support,
+    )
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
     for name in SLAB_KERNELS:
-        kernel = CompileOnly(getattr(slabs_gluon, name), compiled)
-        monkeypatch.setattr(slabs_gluon, name, kernel)
+        module = slab_gradients_gluon if "gradient" in name else slabs_gluon
+        monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), compiled))
     q, k, v = torch.zeros(1, *grid, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
     weights = torch.zeros(1, *grid, 2, partition.num_groups)
     monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
@@ -524,7 +529,7 @@ def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     for asked in (denominator, None):
         slabs_gluon.launch_slabs(*inputs, cut, v, asked, radii, 0.0, wide)
     results = denominator, denominator, scaled, q, weights
-    slabs_gluon.launch_slab_gradient(v, *inputs, v, denominator, cut, results, radii, wide)
+    slab_gradients_gluon.launch_slab_gradient(v, *inputs, v, denominator, cut, results, radii, wide)
     forward, gradient = SLAB_KERNELS[2:] if whole else SLAB_KERNELS[:2]
     assert [name for name, _ in compiled] == [forward, forward, gradient]
     for _, binary in compiled:
@@ -569,11 +574,11 @@ def test_far_sums_in_gluon_are_exact(grid, programs):
     """With 24 programs they sum two blocks of tokens each, with 768 one."""
     from gluon_on_cpu import launcher
 
-    from ripple_attention.ops import far_triton, slabs_gluon, sums_gluon
+    from ripple_attention.ops import far_triton, slab_parts_gluon, sums_gluon
 
     k, v = torch.randn(2, *grid, 2, 2, 32, dtype=torch.bfloat16).unbind(3)
     exact = torch.einsum("bhwnm,bhwne->bnem", k.double(), F.pad(v.double(), (0, 1), value=1))
-    plain, launched = launcher(sums_gluon, slabs_gluon), []
+    plain, launched = launcher(slab_parts_gluon, sums_gluon), []
 
     def counted(kernel, grid, *arguments, **options):
         launched.append(grid)
@@ -637,18 +642,25 @@ def slabs_on_the_cpu(tiles):
     """Slabs as NumPy, by strips of so many tiles, or as a whole; gives a list of launches."""
     from gluon_on_cpu import launcher
 
-    from ripple_attention.ops import slabs_gluon, tiled_triton
+    from ripple_attention.ops import (
+        slab_gradients_gluon,
+        slab_parts_gluon,
+        slabs_gluon,
+        tiled_triton,
+    )
 
     if tiles:
         use_tiles()
-    plain, launched = launcher(slabs_gluon), []
+    modules = slabs_gluon, slab_gradients_gluon
+    plain, launched = launcher(slab_parts_gluon, *modules), []
 
     def counted(kernel, *arguments, **options):
         launched.append(kernel.fn.__name__)
         plain(kernel, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(slabs_gluon, "launch", counted)
+        for module in modules:
+            patch.setattr(module, "launch", counted)
         patch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
         patch.setattr(tiled_triton, "SLABS", True)
         yield launched

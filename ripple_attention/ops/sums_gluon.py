@@ -16,7 +16,7 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy, mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents
 
 from ripple_attention.ops.launch import launch, overlaps
-from ripple_attention.ops.slabs_gluon import COPIED, QUARTERS, WIDTH, _slabs, barrier, copies
+from ripple_attention.ops.slab_parts_gluon import COPIED, QUARTERS, WIDTH, _slabs, barrier, copies
 
 TOKENS = 128  # at once
 

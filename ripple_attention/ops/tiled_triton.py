@@ -411,10 +411,10 @@ def tiled_triton_forward(
         plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
         if not plan.whole:
             _cut_state(cut, k, v, spatial_weights)
-        slabs = _slabs(plan.whole, radii, q, k, v)
-        if slabs is not None:
+        by_slabs = _slabs("forward", plan.whole, radii, q, k, v)
+        if by_slabs is not None:
             rest = cut, out, denominator, radii, eps, plan.wide
-            slabs.launch_slabs(q, k, v, spatial_weights, *rest)
+            by_slabs(q, k, v, spatial_weights, *rest)
             return out, denominator, cut
         launch(
             forward_kernel, plan.grid,
@@ -459,11 +459,11 @@ def tiled_triton_backward(
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
         by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
-        slabs = _slabs(by_query.whole, radii, q, k, v)
-        if slabs is not None:
+        by_slabs = _slabs("query", by_query.whole, radii, q, k, v)
+        if by_slabs is not None:
             results = delta, inverse, scaled, grads[0], grads[3]
             rest = out, denominator, cut, results, radii, by_query.wide
-            slabs.launch_slab_gradient(*inputs, *rest)
+            by_slabs(*inputs, *rest)
         else:
             launch(
                 query_gradient_kernel, by_query.grid,
@@ -500,15 +500,18 @@ SPLIT_TOKENS = 64
 SLABS = not INTERPRETED
 
 
-def _slabs(whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """That module; None where it does not serve, or Triton has no such Gluon."""
+def _slabs(role: str, whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> Any:
+    """What launches a role by slabs; None where they do not serve, or Triton has no such Gluon."""
     if not SLABS or SPLIT_PAIRS:
         return None
     try:
-        from ripple_attention.ops import slabs_gluon
+        from ripple_attention.ops import slab_gradients_gluon, slabs_gluon
     except (ImportError, AttributeError):
         return None
-    return slabs_gluon if slabs_gluon.serves(whole, radii, q, k, v) else None
+    if not slabs_gluon.serves(whole, radii, q, k, v):
+        return None
+    forward = role == "forward"
+    return slabs_gluon.launch_slabs if forward else slab_gradients_gluon.launch_slab_gradient
 
 
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
