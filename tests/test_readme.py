@@ -151,6 +151,18 @@ def test_figures_of_speed_are_those_of_their_files():
             assert number == (str(min(chosen)) if chosen else "–")
 
 
+def test_what_passed_on_a_gpu_is_in_files():
+    text = " ".join((ROOT / "docs/performance.md").read_text().split())
+    cases = read_results("random-cases-nvidia-h200.csv")
+    passed = [row["kernels"] for row in cases if row["passed"] == "True"]
+    assert len(cases) == 1000 and f"[{len(passed)} passed](" in text
+    tables = sum(row["kernels"] == "table_triton" for row in cases)
+    assert passed.count("table_triton") == tables and f"All {tables} cases of tables pass." in text
+    *_, all_tests, some = (row["passed"] for row in read_results("tests-nvidia-h200.csv"))
+    assert f"{all_tests} tests that are not marked slow, and after" in text
+    assert f"16 bytes a thread, {some} that concern them" in text
+
+
 def test_results_of_60_epochs_are_those_of_their_files():
     text = (ROOT / "docs/training.md").read_text()
     runs = read_results("cifar100-short-nvidia-h200.csv")
