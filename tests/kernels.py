@@ -12,6 +12,9 @@ from multiprocessing import get_context
 
 import torch
 
+from inputs import gradients, relative_error
+from ripple_attention import ripple_attention
+
 HERE = os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -119,3 +122,33 @@ class CompileOnly:
 
 if HERE:
     repair_interpreter()
+
+
+def run(implementation, partition, mask=None, eps=0.0):
+    return lambda *tensors: ripple_attention(
+        *tensors,
+        partition=partition,
+        key_padding_mask=mask,
+        implementation=implementation,
+        eps=eps,
+    )
+
+
+def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
+    """The error of a kernel is at most twice that of the same algorithm in PyTorch."""
+    exact = gradients(run("naive", partition, mask, eps), tuple(x.double() for x in inputs))
+    plain = gradients(run(name, partition, mask, eps), inputs)
+    got = gradients(run(f"{name}_triton", partition, mask, eps), inputs)
+    rounding = torch.finfo(inputs[0].dtype).eps
+    for ours, theirs, reference in zip(
+        (got[0], *got[1]), (plain[0], *plain[1]), (exact[0], *exact[1]), strict=True
+    ):
+        assert ours.dtype == theirs.dtype
+        assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
+def use_tiles(largest_whole=0):
+    """Small grids are one window otherwise."""
+    from ripple_attention.ops import triton_support
+
+    triton_support.WHOLE_TOKENS = largest_whole
