@@ -2,6 +2,7 @@
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from ripple_attention import Partition
 
@@ -82,3 +83,19 @@ def assert_padding_alone_stays_finite(layer, x: Tensor) -> None:
     out.square().sum().backward()
     assert out.isfinite().all()
     assert all(p.grad.isfinite().all() for p in layer.parameters() if p.grad is not None)
+
+
+def gradient_layouts(name: str, inputs: tuple[Tensor, ...], radii: list[int]) -> list[list[tuple]]:
+    """Shapes, strides and types of an operator's gradients, and those compiled code expects."""
+    forward = getattr(torch.ops.ripple_attention, name)
+    backward = getattr(torch.ops.ripple_attention, f"{name}_backward")
+
+    def layouts(*tensors: Tensor) -> list[tuple]:
+        results = forward(*tensors, radii, 0.5)
+        grads = backward(results[0], *tensors, *results, radii)
+        return [(tuple(x.shape), x.stride(), x.dtype) for x in grads]
+
+    fake = FakeTensorMode()
+    with fake:
+        expected = layouts(*(fake.from_tensor(x) for x in inputs))
+    return [layouts(*inputs), expected]

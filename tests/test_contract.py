@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from inputs import gradients, make_inputs, relative_error
+from inputs import gradient_layouts, gradients, make_inputs, relative_error
 from ripple_attention import (
     Partition,
     RippleAttention,
@@ -120,6 +120,13 @@ def test_opcheck(implementation, dtype, eps):
     for q, k in (inputs[:2], strided):
         tensors = tuple(x.detach().requires_grad_() for x in (q, k, *inputs[2:]))
         torch.library.opcheck(operator, (*tensors, list(PARTITION.radii), eps))
+
+
+@pytest.mark.parametrize("implementation", ["table", "tiled"])
+def test_gradients_are_laid_out_as_compiled_code_expects(implementation):
+    inputs = make_inputs((5, 4), PARTITION)
+    got, expected = gradient_layouts(implementation, inputs, list(PARTITION.radii))
+    assert got == expected
 
 
 @pytest.mark.parametrize("implementation", ALL)

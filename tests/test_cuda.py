@@ -4,7 +4,6 @@ from random import Random
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from inputs import gradients, make_inputs, make_mask, relative_error
 from ripple_attention import (
@@ -112,6 +111,19 @@ def test_features_may_be_fewer_than_values_and_more(partition, widths, dtype):
     inputs = make_inputs(
         (31, 29), partition, dtype=dtype, features=features, value_dim=value_dim, batch=1
     )
+    assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("widths", [(16, 64), (32, 32), (32, 64), (64, 16), (64, 32), (64, 64)])
+@pytest.mark.parametrize("reach", range(17))
+def test_every_reach(reach, widths, dtype):
+    """Each compiles to kernels of its own, which a compiler can get wrong one by one."""
+    features, value_dim = widths
+    partition = Partition((reach,))
+    options = {"dtype": dtype, "features": features, "value_dim": value_dim, "batch": 1}
+    inputs = make_inputs((35, 37), partition, **options)
     assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
 
@@ -351,7 +363,6 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
         far_triton,
         front_triton,
         slabs_gluon,
-        sums_gluon,
         tiled_triton,
     )
 
@@ -378,28 +389,13 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
         torch.cuda.synchronize()
         graph.replay()
         found.append([y.clone() for y in early])
-    for module in (far_triton, front_triton, slabs_gluon, sums_gluon, tiled_triton):
+    for module in (far_triton, front_triton, slabs_gluon, tiled_triton):
         monkeypatch.setattr(module, "overlaps", lambda: False)
         monkeypatch.setattr(module, "overlapping", dict, raising=False)
     for run_number, some in enumerate(found):
         x.data.copy_(inputs[run_number % 2])
         for ours, reference in zip(some, results(), strict=True):
             assert torch.equal(ours, reference)
-
-
-@pytest.mark.parametrize("grid", [(9, 13), (64, 64), (131, 70), (256, 256)])
-def test_far_sums_in_gluon_are_those_of_triton(grid, monkeypatch):
-    from ripple_attention.ops import far_triton
-
-    k, v = torch.randn(3, *grid, 2, 6, 32, device="cuda").bfloat16().unbind(3)
-    exact = torch.einsum("bhwnm,bhwne->bnem", k.double(), F.pad(v.double(), (0, 1), value=1))
-    sums = []
-    for gluon in (False, True, True):
-        monkeypatch.setattr(far_triton, "SUMS", gluon)
-        sums.append(far_triton._sum_state(k, v, k[..., :1]))
-    assert torch.equal(sums[1], sums[2])
-    ours, theirs = (relative_error(x, exact) for x in (sums[1], sums[0]))
-    assert ours <= 2 * theirs + torch.finfo(torch.float32).eps
 
 
 @pytest.mark.parametrize("grid", [(12, 16), (24, 40)])

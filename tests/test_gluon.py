@@ -5,7 +5,6 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from inputs import make_inputs, make_mask, relative_error
 from kernels import (
@@ -201,49 +200,3 @@ def test_whole_slabs_are_precise_where_a_window_is_taken_out():
     with slabs_on_the_cpu(0) as launched:
         assert_within_twice("tiled", partition, (q, k, v, weights))
     assert launched == SLAB_KERNELS[2:]
-
-
-@pytest.mark.parametrize(("grid", "programs"), [((3, 5), 768), ((31, 37), 768), ((40, 30), 24)])
-@interpreted
-def test_far_sums_in_gluon_are_exact(grid, programs):
-    """With 24 programs they sum two blocks of tokens each, with 768 one."""
-    from gluon_on_cpu import launcher
-
-    from ripple_attention.ops import far_triton, slab_parts_gluon, sums_gluon
-
-    k, v = torch.randn(2, *grid, 2, 2, 32, dtype=torch.bfloat16).unbind(3)
-    exact = torch.einsum("bhwnm,bhwne->bnem", k.double(), F.pad(v.double(), (0, 1), value=1))
-    plain, launched = launcher(slab_parts_gluon, sums_gluon), []
-
-    def counted(kernel, grid, *arguments, **options):
-        launched.append(grid)
-        plain(kernel, grid, *arguments, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums_gluon, "launch", counted)
-        patch.setattr(far_triton, "STATE_PROGRAMS", programs)
-        patch.setattr(far_triton, "SUMS", True)
-        partial = far_triton._sum_chunks(k, v, k[..., :1])
-    tokens = 128 if programs == 768 else 256
-    assert launched == [(2, -(-grid[0] * grid[1] // tokens), 2)]
-    assert relative_error(partial.sum(2), exact) < 1e-6
-
-
-@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
-@pytest.mark.parametrize("capability", [80, 90])
-def test_far_sums_in_gluon_compile(capability, monkeypatch):
-    from triton.runtime.driver import driver
-
-    from ripple_attention.ops import far_triton, sums_gluon
-
-    compiled = []
-    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    monkeypatch.setattr(far_triton, "SUMS", True)
-    monkeypatch.setattr(sums_gluon, "sum_kernel", CompileOnly(sums_gluon.sum_kernel, compiled))
-    k, v = torch.zeros(1, 64, 64, 2, 2, 32, dtype=torch.bfloat16).unbind(3)
-    for programs in (768, 8):
-        monkeypatch.setattr(far_triton, "STATE_PROGRAMS", programs)
-        far_triton._sum_chunks(k, v, k[..., :1])
-    assert len(compiled) == 2
-    assert [binary.metadata.shared for _, binary in compiled] == [16 * 1024, 32 * 1024]
-    assert all("cp.async.cg" in binary.asm["ptx"] for _, binary in compiled)  # past the cache

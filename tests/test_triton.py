@@ -2,11 +2,12 @@
 
 import importlib
 import importlib.util
+import re
 
 import pytest
 import torch
 
-from inputs import gradients, make_inputs, make_mask, relative_error
+from inputs import gradient_layouts, gradients, make_inputs, make_mask, relative_error
 from kernels import (
     HERE,
     AbsentGPU,
@@ -280,6 +281,15 @@ def test_opcheck(dtype, name):
         torch.library.opcheck(operator, (*tensors, list(partition.radii), 0.5))
 
 
+@pytest.mark.parametrize("name", ["tiled_triton", "table_triton", "naive_triton"])
+@interpreted
+def test_gradients_are_laid_out_as_compiled_code_expects(name):
+    partition = chebyshev(3)
+    inputs = make_inputs((5, 4), partition, dtype=torch.float32)
+    got, expected = gradient_layouts(name, inputs, list(partition.radii))
+    assert got == expected
+
+
 @interpreted
 def test_a_layer_compiles_without_a_graph_break():
     torch.manual_seed(0)
@@ -399,7 +409,9 @@ def compile_for(monkeypatch):
 
     from ripple_attention.ops import tiled_triton
 
-    def compile_all(capability, dtype, width, grid, partition=NEAR, name="tiled_triton"):
+    def compile_all(
+        capability, dtype, width, grid, partition=NEAR, name="tiled_triton", features=None
+    ):
         module = importlib.import_module(f"ripple_attention.ops.{name}")
         far = importlib.import_module("ripple_attention.ops.far_triton")
         compiled = []
@@ -411,6 +423,8 @@ def compile_for(monkeypatch):
             kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
             monkeypatch.setattr(home, kernel_name, CompileOnly(kernel, compiled))
         q, k, v = torch.zeros(1, *grid, 3, 2, width, dtype=dtype).unbind(3)
+        if features:
+            q, k = torch.zeros(1, *grid, 2, 2, features, dtype=dtype).unbind(3)
         weights = torch.zeros(1, *grid, 2, partition.num_groups)
         radii = list(partition.radii)
         forward, backward = (getattr(module, f"{name}_{way}") for way in ("forward", "backward"))
@@ -419,6 +433,39 @@ def compile_for(monkeypatch):
         return compiled
 
     return compile_all
+
+
+def test_vectors_promise_nothing():
+    from ripple_attention.ops.vector_flags import strip_promises
+
+    before = """
+  %1 = shl nuw nsw <2 x i32> %0, <i32 28, i32 1>
+  %2 = or disjoint <4 x i32> %1, splat (i32 -8)
+  %3 = lshr exact <2 x i32> %1, splat (i32 2)
+  %4 = add nsw i32 %x, 1
+  %5 = fadd nnan <2 x float> %y, %y
+"""
+    after = """
+  %1 = shl <2 x i32> %0, <i32 28, i32 1>
+  %2 = or <4 x i32> %1, splat (i32 -8)
+  %3 = lshr <2 x i32> %1, splat (i32 2)
+  %4 = add nsw i32 %x, 1
+  %5 = fadd nnan <2 x float> %y, %y
+"""
+    assert strip_promises(before) == after
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+def test_kernels_are_compiled_without_promises_of_vectors(compile_for):
+    """Among them the one that Triton 3.6 made wrong: reach 8, 64 features, 32 value channels."""
+    from triton import knobs
+
+    compiled = compile_for(90, torch.float16, 32, (31, 29), Partition((8,)), features=64)
+    assert knobs.runtime.add_stages_inspection_hook is None
+    for _, binary in compiled:
+        assert not re.search(r"(nuw|nsw|disjoint|exact) <\d+ x i", binary.asm["llir"])
+        # Two lanes in one number, of which one overflows: what came of it.
+        assert not re.search(r"mov\.b64 \s*\{_, %r\d+\}", binary.asm["ptx"])
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

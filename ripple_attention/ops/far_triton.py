@@ -236,10 +236,6 @@ def _sum_chunks(
     read = (features, values, spatial_weights) if backward else (features, values)
     flat = all(x.stride(1) == W * x.stride(2) for x in read)
     partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
-    sums = None if backward else _sums(features, values)
-    if sums is not None and tokens == sums.TOKENS:
-        sums.launch_sums(features, values, partial, blocks)
-        return partial
     launch(
         state_kernel, (N, chunks, B),
         features, values, spatial_weights, delta, inverse, partial,
@@ -248,21 +244,6 @@ def _sum_chunks(
         flat, backward, overlaps(), **options,
     )  # fmt: skip
     return partial
-
-
-# By `ops/sums_gluon.py` where that serves. Not until it has run on a GPU.
-SUMS = False
-
-
-def _sums(keys: Tensor, values: Tensor) -> Any:
-    """That module; None where it does not serve, or Triton has no such Gluon."""
-    if not SUMS:
-        return None
-    try:
-        from ripple_attention.ops import sums_gluon
-    except (ImportError, AttributeError):
-        return None
-    return sums_gluon if sums_gluon.serves(keys, values) else None
 
 
 def _choose_state(

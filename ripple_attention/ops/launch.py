@@ -22,6 +22,8 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
+from ripple_attention.ops.vector_flags import stripped_promises
+
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without assembly, and without overlap
 
 READY: dict[tuple[Any, ...], CompiledKernel] = {}
@@ -52,7 +54,8 @@ def _launch_once(
     if ready is not None:
         ready[grid](*arguments)
         return
-    compiled = kernel[grid](*arguments, **options)
+    with stripped_promises():
+        compiled = kernel[grid](*arguments, **options)
     if isinstance(compiled, CompiledKernel):  # interpreted ones are not
         if len(READY) >= MOST:
             READY.clear()

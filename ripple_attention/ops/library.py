@@ -43,7 +43,7 @@ def register(
     )
     backward_op = torch.library.custom_op(
         f"ripple_attention::{name}_backward",
-        in_full_precision(backward),
+        in_full_precision(_row_major(backward)),
         mutates_args=(),
         schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator"
         f"{', Tensor further' * third}, int[] radii) -> (Tensor, Tensor, Tensor, Tensor)",
@@ -90,6 +90,17 @@ def register(
         return operator(*args) if learns else inference_op(*args)
 
     return either
+
+
+def _row_major(backward: Backward) -> Backward:
+    """Gradients laid out as the fake ones, as compiled code expects: an einsum's need not be."""
+
+    @wraps(backward)
+    def wrapper(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        q, k, v, weights = backward(*args)
+        return q.contiguous(), k.contiguous(), v.contiguous(), weights.contiguous()
+
+    return wrapper
 
 
 def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -565,10 +565,11 @@ def _tile_table(
 ) -> tuple[int, int, int, dict[str, int]]:
     """Rows and columns of a tile, rows of the window at once, and options of the launch.
 
-    Tiles of 64 queries are products of warp groups on a Hopper GPU. Those of heads of 33 to 64
-    channels that cannot be copied 16 bytes at a time came out wrong there in the query's gradients,
-    with fewer features than values (Triton 3.6; 3 of 1,000 random cases; not understood): heads of
-    odd widths go as the widest do, by 32 queries.
+    Tiles of 64 queries are products of warp groups on a Hopper GPU. For some heads of 33 to 64
+    value channels that cannot be copied 16 bytes at a time, with fewer features, the query's
+    gradients came out wrong there: the product with the far sum took, from the 16th channel on,
+    what had been in shared memory before (Triton 3.6; its assembly reads as it should; not
+    understood). Heads of odd widths go as the widest do, by 32 queries, which is right.
 
     Args:
         role: "forward", "query" or "key".
