@@ -125,10 +125,22 @@ def model_lines():
     return lines
 
 
+def partition_lines():
+    rows, lines = read_results("model-nvidia-h200-bfloat16.csv"), []
+    names = "R_max 2", "R_max 4", "R_max 8", "R_max 16", "logarithmic", "dense"
+    for tokens in dict.fromkeys(row["tokens"] for row in rows):
+        for step in ("forward", "training step"):
+            found = by_system(rows, tokens, step)
+            times = [f"{float(found[f'ripple, {name}']['median_ms']):.1f}" for name in names]
+            batch = found["ripple, dense"]["batch"]
+            lines.append(f"| {int(tokens):,} ({batch}) | {step} | {' | '.join(times)} |")
+    return lines
+
+
 def test_figures_of_speed_are_those_of_their_files():
     text = (ROOT / "docs/performance.md").read_text()
     lines, factors = operator_lines()
-    for line in (*lines, *model_lines()):
+    for line in (*lines, *model_lines(), *partition_lines()):
         assert line in text
     readme = " ".join((ROOT / "README.md").read_text().split())
     claim = f"{', '.join(factors[:-1])} and {factors[-1]} times as fast as PyTorch's softmax"
@@ -158,9 +170,15 @@ def test_what_passed_on_a_gpu_is_in_files():
     assert len(cases) == 1000 and f"[{len(passed)} passed](" in text
     tables = sum(row["kernels"] == "table_triton" for row in cases)
     assert passed.count("table_triton") == tables and f"All {tables} cases of tables pass." in text
-    *_, all_tests, some = (row["passed"] for row in read_results("tests-nvidia-h200.csv"))
-    assert f"{all_tests} tests that are not marked slow, and after" in text
-    assert f"16 bytes a thread, {some} that concern them" in text
+    last = read_results("tests-nvidia-h200.csv")[-1]
+    count = int(last["passed"]) + int(last["failed"])
+    assert f"of {count} tests that are not marked slow [{last['passed']} passed](" in text
+    errors = {"yes": [], "no": []}
+    for row in read_results("reach-8-nvidia-h200.csv"):
+        errors[row["vectors_with_promises"]].append(float(row["error_of_output"]))
+    wrong = [100 * x for x in errors["yes"] if x > 0.01]
+    assert f"[errors of {min(wrong):.0f} to {max(wrong):.0f} %](" in text
+    assert max(errors["no"]) < 0.002
 
 
 def test_results_of_60_epochs_are_those_of_their_files():
@@ -236,6 +254,27 @@ def test_trials_are_those_of_their_file():
         ]
         cells = [f"`{recipe}`", f"`{words}`", last["epoch"], *pairs]
         assert f"| {' | '.join(cells)} |" in text
+
+
+def test_the_trial_of_embeddings_is_that_of_its_file():
+    flowing = " ".join((ROOT / "docs/training.md").read_text().split())
+    found = {
+        (row["standard_deviation_of_stick_embeddings"], int(row["epoch"])): row
+        for row in read_results("trial-embeddings-nvidia-h200.csv")
+        if row["epochs"] == "60"
+    }
+    early, later = (f"{float(found['1', epoch]['jsd']):.2f}" for epoch in (5, 20))
+    assert f"the divergence is {early} after five epochs and {later} after 20" in flowing
+    lead = [
+        float(found["0.02", epoch]["mean_loss_of_5_epochs"])
+        - float(found["1", epoch]["mean_loss_of_5_epochs"])
+        for epoch in (20, 40)
+    ]
+    assert f"the training loss is {lead[0]:.2f} lower there" in flowing and abs(lead[1]) < 0.005
+    shown = (
+        Decimal(found[x, 60]["top1"]).quantize(Decimal("0.1"), ROUND_HALF_UP) for x in ("1", "0.02")
+    )
+    assert "60 epochs give {} % instead of {}".format(*shown) in flowing
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

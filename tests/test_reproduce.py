@@ -341,7 +341,8 @@ def test_everything_is_written_and_not_empty(tmp_path, results):
     assert f"{uniform_divergence(5):.4f} for 5 groups" in page
     page = (output / "figure-speed.md").read_text()
     assert "| DeiT (softmax) | 2.6 ms, 65.5 MB | 41.9 ms" in page and "departs" not in page
-    assert "DeiT-LA (linear), ripple (naïve), ripple (DP): not yet run" in page
+    assert "forward, DeiT-LA (linear), ripple (naïve), ripple (DP): not yet run" in page
+    assert "training step, all lines: not yet run" in page and "| training step |" not in page
     page = (output / "figure-speed-partitions.md").read_text()
     assert "logarithmic, dense: not yet run" in page
     assert "73.0 (100 epochs)" in (output / "table2.md").read_text()

@@ -86,30 +86,35 @@ def make_curves(curves: Curves, results: Results, folder: Path) -> tuple[str, li
     setting = curves.choose(curves.lines, results)
     draw_curves(curves.title, curves.lines, setting, curves.passes, folder / curves.name)
     parts = [f"# {curves.title}", curves.setting, f"![{curves.title}]({curves.name}.png)"]
-    lacking = []
-    absent = [
-        line.label
-        for line in curves.lines
-        if not (setting and points(setting.rows, line, curves.passes[0], "median_ms"))
-    ]
+    rows = setting.rows if setting else []
+    absent = []
+    for step in curves.passes:
+        timed = [line for line in curves.lines if points(rows, line, step, "median_ms")]
+        labels = [line.label for line in curves.lines if line not in timed]
+        if labels:
+            absent.append(f"{step}, {', '.join(labels) if timed else 'all lines'}")
     if setting:
         files = ", ".join(f"`{file}`" for file in setting.files)
         departs = ", ".join(setting.departs)
         said = f" This departs from the paper's setting: {departs}." if departs else ""
         parts.append(f"Measured: {setting.words}; {files}.{said}")
-        parts += [_curve_table(curves, setting, step) for step in curves.passes]
-    if absent or (setting and setting.departs):
-        remedy = ", ".join(f"`{command}`" for command in curves.commands)
-        what = ", ".join(absent) or "all lines in the paper's setting"
-        lacking.append(f"{what}: not yet run: {remedy}")
+        parts += [table for step in curves.passes if (table := _curve_table(curves, setting, step))]
+        if departs and not absent:
+            absent = ["all lines in the paper's setting"]
+    remedy = ", ".join(f"`{command}`" for command in curves.commands)
+    lacking = [f"{what}: not yet run: {remedy}" for what in absent]
+    if lacking:
         parts.append("## Not there yet\n\n" + "\n".join(f"- {line}" for line in lacking))
     return "\n\n".join(parts) + "\n", lacking
 
 
 def _curve_table(curves: Curves, setting: Setting, step: str) -> str:
+    """Of a pass; empty where nothing was timed."""
     times = {line: dict(points(setting.rows, line, step, "median_ms")) for line in curves.lines}
     memory = {line: dict(points(setting.rows, line, step, "peak_mb")) for line in curves.lines}
     tokens = sorted({size for found in times.values() for size in found})
+    if not tokens:
+        return ""
     rows = [[step, *(f"{size:,} tokens" for size in tokens)], ["---"] + ["---:"] * len(tokens)]
     for line in curves.lines:
         cells = [
