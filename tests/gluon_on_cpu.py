@@ -90,6 +90,23 @@ def _load(pointer, mask=True, other=0.0):
     return array(np.where(mask, found, np.float32(other)))
 
 
+def _inline_asm(warp):
+    """Which warp it is; a shuffle in the fours of threads that have a column; or what changes
+    nothing, but where it lies."""
+
+    def run(assembly, _, given, **__):
+        if not given:
+            return warp
+        if not assembly.startswith("shfl"):
+            return given[0]
+        x, lane = given
+        columns = np.arange(x.shape[-1])
+        assert (lane % 4 == columns // 2 % 4).all()
+        return array(x[0][lane // 4, columns])
+
+    return run
+
+
 def _copy(shared, pointer, mask=True):
     shared.numbers[...] = _load(pointer, mask)
 
@@ -111,14 +128,14 @@ class _Kernel:
             where=lambda c, x, y: array(np.where(c, x, y).astype(np.float32)),
             abs=lambda x: array(np.abs(x)),
             minimum=lambda x, y: array(np.minimum(x, y)),
+            maximum=lambda x, y: array(np.maximum(x, y)),
             sum=lambda x, axis: array(np.sum(x, axis)),
             convert_layout=lambda x, *_, **__: x,
             static_range=range,
             load=_load,
             store=self.store,
             program_id=lambda axis: array(ids[axis]),
-            # Which warp it is; or what changes nothing, but where it lies.
-            inline_asm_elementwise=lambda _, __, given, **___: given[0] if given else warp,
+            inline_asm_elementwise=_inline_asm(warp),
             allocate_shared_memory=lambda _, shape, __: Shared(np.full(shape, np.nan, np.float32)),
             NVMMADistributedLayout=lambda *_: None,
             DotOperandLayout=lambda *_: None,

@@ -146,7 +146,13 @@ def test_every_reach(reach, widths, dtype):
 )
 def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, eps, monkeypatch):
     """By strips of so many tiles, or as a whole."""
-    from ripple_attention.ops import slab_gradients_gluon, slabs_gluon, triton_support
+    from ripple_attention.ops import (
+        image_keys_gluon,
+        slab_gradients_gluon,
+        slabs_gluon,
+        tiled_triton,
+        triton_support,
+    )
 
     launched, plain = [], slabs_gluon.launch
 
@@ -154,8 +160,9 @@ def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, 
         launched.append(kernel)
         plain(kernel, *arguments, **options)
 
-    for module in (slabs_gluon, slab_gradients_gluon):
+    for module in (slabs_gluon, slab_gradients_gluon, image_keys_gluon):
         monkeypatch.setattr(module, "launch", counted)
+    monkeypatch.setattr(tiled_triton, "IMAGE_KEYS", True)
     monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
     if tiles:
         monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
@@ -166,7 +173,7 @@ def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, 
     assert_within_twice("tiled", partition, inputs, mask, eps)
     strips = [slabs_gluon.strip_kernel, slab_gradients_gluon.slab_gradient_kernel]
     images = [slabs_gluon.image_kernel, slab_gradients_gluon.image_gradient_kernel]
-    assert launched == (strips if tiles else images)
+    assert launched == (strips if tiles else [*images, image_keys_gluon.image_key_kernel])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -399,10 +406,11 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
 
 
 @pytest.mark.parametrize("grid", [(12, 16), (24, 40)])
-def test_slabs_reach_beyond_two_to_the_31_numbers(grid):
+def test_slabs_reach_beyond_two_to_the_31_numbers(grid, monkeypatch):
     """Between two rows of a view lie more than 2²⁸ numbers."""
     from ripple_attention.ops import slabs_gluon, tiled_triton
 
+    monkeypatch.setattr(tiled_triton, "IMAGE_KEYS", True)
     H, W = grid
     apart = 2**28 // (W * 32) + 1
     memory = torch.empty(H, apart, W, 32, device="cuda", dtype=torch.bfloat16)

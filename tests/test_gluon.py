@@ -22,7 +22,8 @@ pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton installed"
 )
 
-SLAB_KERNELS = ["strip_kernel", "slab_gradient_kernel", "image_kernel", "image_gradient_kernel"]
+OF_STRIPS = ["strip_kernel", "slab_gradient_kernel"]
+OF_IMAGES = ["image_kernel", "image_gradient_kernel", "image_key_kernel"]
 SLAB_GRIDS = [((17, 19), 2), ((16, 14), 0)]  # and tiles of a strip, or none
 
 
@@ -32,6 +33,7 @@ def slabs_on_the_cpu(tiles):
     from gluon_on_cpu import launcher
 
     from ripple_attention.ops import (
+        image_keys_gluon,
         slab_gradients_gluon,
         slab_parts_gluon,
         slabs_gluon,
@@ -40,7 +42,7 @@ def slabs_on_the_cpu(tiles):
 
     if tiles:
         use_tiles()
-    modules = slabs_gluon, slab_gradients_gluon
+    modules = slabs_gluon, slab_gradients_gluon, image_keys_gluon
     plain, launched = launcher(slab_parts_gluon, *modules), []
 
     def counted(kernel, *arguments, **options):
@@ -52,6 +54,7 @@ def slabs_on_the_cpu(tiles):
             patch.setattr(module, "launch", counted)
         patch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
         patch.setattr(tiled_triton, "SLABS", True)
+        patch.setattr(tiled_triton, "IMAGE_KEYS", True)
         yield launched
 
 
@@ -63,6 +66,7 @@ def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     from triton.runtime.driver import driver
 
     from ripple_attention.ops import (
+        image_keys_gluon,
         slab_gradients_gluon,
         slabs_gluon,
         tiled_triton,
@@ -71,9 +75,10 @@ def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    for name in SLAB_KERNELS:
-        module = slab_gradients_gluon if "gradient" in name else slabs_gluon
-        monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), compiled))
+    for module in (slabs_gluon, slab_gradients_gluon, image_keys_gluon):
+        for name in OF_STRIPS + OF_IMAGES:
+            if hasattr(module, name):
+                monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), compiled))
     q, k, v = torch.zeros(1, *grid, 3, 2, 32, dtype=torch.bfloat16).unbind(3)
     weights = torch.zeros(1, *grid, 2, partition.num_groups)
     monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
@@ -88,8 +93,11 @@ def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
         slabs_gluon.launch_slabs(*inputs, cut, v, asked, radii, 0.0, wide)
     results = denominator, denominator, scaled, q, weights
     slab_gradients_gluon.launch_slab_gradient(v, *inputs, v, denominator, cut, results, radii, wide)
-    forward, gradient = SLAB_KERNELS[2:] if whole else SLAB_KERNELS[:2]
-    assert [name for name, _ in compiled] == [forward, forward, gradient]
+    if whole:
+        rest = scaled, denominator, q, v, radii, wide
+        image_keys_gluon.launch_image_keys(v, q, k, v, *rest)
+    forward, *gradients = OF_IMAGES if whole else OF_STRIPS
+    assert [name for name, _ in compiled] == [forward, forward, *gradients]
     for _, binary in compiled:
         assert "mma.sync" in binary.asm["ptx"]
         assert binary.metadata.shared <= 56 * 1024  # four programs at a time on an H200
@@ -133,7 +141,7 @@ def test_slabs_are_as_precise_as_tiled(grid, partition, mask_kind, eps, tiles):
     inputs = make_inputs(grid, partition, **options)
     with slabs_on_the_cpu(tiles) as launched:
         assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
-    assert launched == (SLAB_KERNELS[:2] if tiles else SLAB_KERNELS[2:])
+    assert launched == (OF_STRIPS if tiles else OF_IMAGES)
 
 
 @pytest.mark.parametrize("eps", [0.0, 1e-9, 0.5])
@@ -152,7 +160,7 @@ def test_slabs_give_zeros_where_queries_see_dead_keys_alone(grid, tiles, eps):
     with slabs_on_the_cpu(tiles) as launched:
         blind = run("tiled_triton", partition, eps=eps)(*leaves)[:, 3:8, 8:13]
         grads = torch.autograd.grad(blind.sum(), leaves)
-    assert len(launched) == 2
+    assert launched == (OF_STRIPS if tiles else OF_IMAGES)
     assert blind.abs().max() <= (1e-3 if eps == 0.5 else 0)
     assert all(grad.isfinite().all() for grad in grads)
     if eps == 0:
@@ -181,7 +189,7 @@ def test_slabs_keep_the_bits_of_far_sums(grid, tiles):
         grad = tiled_triton.tiled_triton_backward(
             upstream, q, k, v, weights, torch.zeros_like(out), unit, cut, radii
         )[0]
-    assert len(launched) == 2
+    assert launched == (OF_STRIPS if tiles else OF_IMAGES)
     exact = (ones[..., 0] - ones[..., 5] + 0.5).expand_as(below)
     assert relative_error(below, exact) < 1e-5
     numerator = (sums[..., 0, :] - sums[..., 5, :]).expand(out.shape)
@@ -199,4 +207,4 @@ def test_whole_slabs_are_precise_where_a_window_is_taken_out():
     weights = torch.cat([0.01 * weights[..., :-1], torch.ones_like(weights[..., -1:])], -1)
     with slabs_on_the_cpu(0) as launched:
         assert_within_twice("tiled", partition, (q, k, v, weights))
-    assert launched == SLAB_KERNELS[2:]
+    assert launched == OF_IMAGES

@@ -475,11 +475,17 @@ def tiled_triton_backward(
         back = None
         if not by_key.whole:
             back = _cut_state(torch.empty_like(cut), q, grad, spatial_weights, delta, inverse)
-        launch(
-            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, back,
-            grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
-            **by_key.options,
-        )  # fmt: skip
+        # Whom keys meet are queries, and the output's gradients.
+        by_slabs = _slabs("key", by_key.whole, radii, k, q, grad)
+        if by_slabs is not None:
+            rest = scaled, delta, grads[1], grads[2], radii, by_key.wide
+            by_slabs(grad, q, k, v, *rest)
+        else:
+            launch(
+                key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, back,
+                grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
+                **by_key.options,
+            )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3]
 
 
@@ -498,6 +504,9 @@ SPLIT_TOKENS = 64
 
 # Tiles by `ops/slabs_gluon.py` where that serves.
 SLABS = not INTERPRETED
+# The key's gradients of whole grids, too, by `ops/image_keys_gluon.py`. Not until that has run on a
+# GPU.
+IMAGE_KEYS = False
 
 
 def _slabs(role: str, whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -505,11 +514,13 @@ def _slabs(role: str, whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Te
     if not SLABS or SPLIT_PAIRS:
         return None
     try:
-        from ripple_attention.ops import slab_gradients_gluon, slabs_gluon
+        from ripple_attention.ops import image_keys_gluon, slab_gradients_gluon, slabs_gluon
     except (ImportError, AttributeError):
         return None
     if not slabs_gluon.serves(whole, radii, q, k, v):
         return None
+    if role == "key":
+        return image_keys_gluon.launch_image_keys if whole and IMAGE_KEYS else None
     forward = role == "forward"
     return slabs_gluon.launch_slabs if forward else slab_gradients_gluon.launch_slab_gradient
 
