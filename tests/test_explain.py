@@ -23,7 +23,12 @@ from ripple_attention import (
 )
 from ripple_attention.data.digits import load_digits_images
 from ripple_attention.look import commands as looking
-from ripple_attention.look.analyze import pictures_of_folder, profile, weight_rows
+from ripple_attention.look.analyze import (
+    pictures_of_folder,
+    profile,
+    strength_rows,
+    weight_rows,
+)
 from ripple_attention.look.explain import Explainer
 from ripple_attention.look.figure import write_explanation
 from ripple_attention.look.views import Settings, record_attention, shares, weights_of
@@ -281,12 +286,25 @@ def test_profiles_are_means_over_all_images(explainer):
         torch.testing.assert_close(it.strength, strength.mean((0, 1, 2)))
         torch.testing.assert_close(it.weak, (strength < 0.5).double().mean((0, 1, 2)))
         features = view.layer.feature_map(view.q, view.k)
-        active = [(x > 0).double().mean((0, 1, 2, 4)) for x in features]
-        torch.testing.assert_close(it.active, torch.stack(active, -1), rtol=1e-5, atol=1e-6)
+        active = [(x > 0).double().mean((0, 1, 2)) for x in features]
+        torch.testing.assert_close(it.active, torch.stack(active), rtol=1e-5, atol=1e-6)
     assert profiles[0].rings == ["0", "1", "2", "3", "rest"]
     assert len(weight_rows(profiles)) == 2 * 2 * 5
     with pytest.raises(ValueError, match="got none"):
         profile(explainer, [])
+
+
+def test_features_that_are_zero_for_all_keys_are_counted(explainer):
+    images = [torch.rand(3, 32, 32) for _ in range(3)]
+    feature_map = dict(explainer.model.named_modules())["blocks.0.attn.feature_map"]
+    with torch.no_grad():
+        feature_map.fc.bias[:] = 100
+        feature_map.fc.bias[:3] = -100
+    first, *_ = strength_rows(profile(explainer, images, batch_size=2))
+    alive = 1 - 3 / feature_map.num_features
+    assert float(first["dead_features"]) == pytest.approx(1 - alive, abs=1e-6)
+    assert float(first["dead_features_of_all_heads"]) == pytest.approx(1 - alive, abs=1e-6)
+    assert float(first["active_features_of_keys"]) == pytest.approx(alive, abs=1e-6)
 
 
 def test_rings_of_other_partitions_have_their_distances(tmp_path):

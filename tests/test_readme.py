@@ -235,6 +235,21 @@ def test_results_of_100_epochs_are_those_of_their_files():
     assert f"{of_query} of a query's and {of_key} of a key's" in flowing
 
 
+def test_dead_features_are_those_of_their_files():
+    flowing = " ".join((ROOT / "docs/training.md").read_text().split())
+    of_layers, of_heads = [], []
+    for name in ("short", "100-epochs"):
+        rows = read_results(f"strength-cifar100-{name}-ripple-tiny.csv")
+        layers = {row["layer"]: 100 * float(row["dead_features_of_all_heads"]) for row in rows}
+        of_layers.append(list(layers.values()))
+        of_heads.append(statistics.mean(100 * float(row["dead_features"]) for row in rows))
+    first, last = (f"{statistics.mean(x):.0f} %" for x in of_layers)
+    bounds = f"{min(of_layers[1]):.0f} to {max(of_layers[1]):.0f} % by layer"
+    assert f"{first} are so in the mean after 60 epochs" in flowing
+    assert f"and {last} after 100, {bounds}" in flowing
+    assert f"within a head, {of_heads[0]:.0f} and {of_heads[1]:.0f} % are zero" in flowing
+
+
 def test_trials_are_those_of_their_file():
     text = (ROOT / "docs/training.md").read_text()
     rows = read_results("trials-cifar100-short-nvidia-h200.csv")

@@ -15,11 +15,13 @@ import pytest
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from timm.optim import create_optimizer_v2
 
 from ripple_attention.data.augment import Augmentation
 from ripple_attention.data.images import DataError
 from ripple_attention.data.made_up import made_up_images
 from ripple_attention.divergence import uniform_divergence
+from ripple_attention.recipes import find_recipe
 from ripple_attention.spatial_weights import halt
 from ripple_attention.train import recorder
 from ripple_attention.train.checkpoint import (
@@ -142,6 +144,25 @@ def test_the_schedule_is_linear_then_a_cosine(whole):
         for step in range(2, 19, 2)
     ]
     assert schedule(folder) == expected
+
+
+@pytest.mark.parametrize("decayed", [True, False])
+def test_feature_maps_may_be_left_out_of_weight_decay(decayed):
+    recipe = find_recipe("cifar100-short-ripple-tiny4")
+    recipe = replace(recipe, optimizer=replace(recipe.optimizer, decay_feature_maps=decayed))
+    module = Classifier(recipe)
+    spec = recipe.optimizer
+    groups = create_optimizer_v2(
+        module.parameter_groups(), opt="adamw", lr=spec.lr, weight_decay=spec.weight_decay
+    ).param_groups
+    names = {id(p): name for name, p in module.model.named_parameters()}
+    decay = {names[id(p)]: group["weight_decay"] for group in groups for p in group["params"]}
+    assert decay.keys() == set(names.values())
+    for name, p in module.model.named_parameters():
+        map_matrix = "feature_map" in name and p.ndim > 1
+        exempt = p.ndim == 1 or "pos_embed" in name or (map_matrix and not decayed)
+        assert decay[name] == (0 if exempt else spec.weight_decay), name
+    assert sum("feature_map" in name for name in decay) == 4 * 3
 
 
 def test_the_mean_of_the_weights_follows_them(tmp_path):

@@ -34,7 +34,8 @@ class Profile:
         divergence: Of each head (N,), the divergence of a token's weights from the fixed ones.
         strength, weak: Of each head (N,), what eps leaves of a token's attention, and the share of
             tokens of which it leaves less than half; see `LayerView.strength`.
-        active: Of each head (N, 2), the share of features that are not zero, of queries and keys.
+        active: Of each head and feature (2, N, M), the share of queries and of keys of which it is
+            not zero.
         images: How many they are means of.
     """
 
@@ -68,7 +69,7 @@ class Profile:
             divergence_from_fixed(weights).mean(over_tokens),
             strength.mean(over_tokens),
             (strength < 0.5).double().mean(over_tokens),
-            view.active().double().cpu().mean((1, 2, 3)).T,
+            view.active().double().cpu(),
             len(weights),
         )
 
@@ -240,14 +241,17 @@ def divergence_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
 
 
 def strength_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
-    """What eps leaves of the attention of every layer and head, how often less than half; and how
-    many features are not zero."""
+    """What eps leaves of the attention of every layer and head, how often less than half; how many
+    features are not zero; and how many are zero for all keys, here and in all heads of the layer,
+    which share a map."""
     return _by_head(
         profiles,
         strength=lambda it, n: it.strength[n],
         share_below_half=lambda it, n: it.weak[n],
-        active_features_of_queries=lambda it, n: it.active[n, 0],
-        active_features_of_keys=lambda it, n: it.active[n, 1],
+        active_features_of_queries=lambda it, n: it.active[0, n].mean(),
+        active_features_of_keys=lambda it, n: it.active[1, n].mean(),
+        dead_features=lambda it, n: (it.active[1, n] == 0).double().mean(),
+        dead_features_of_all_heads=lambda it, _: (it.active[1] == 0).all(0).double().mean(),
     )
 
 

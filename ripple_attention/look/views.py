@@ -126,17 +126,17 @@ class LayerView:
         return out.squeeze(-1)
 
     def active(self) -> Tensor:
-        """The share of features that are not zero, of each query and of each key.
+        """How often each feature is not zero, over all queries and over all keys.
 
         Returns:
-            (2, B, H, W, N). Learned features end in a ReLU, and one that is zero for all tokens
-            learns no more.
+            (2, N, M). Learned features end in a ReLU, and one that is zero for all keys learns no
+            more.
         """
         if not isinstance(self.layer, LinearAttention):
             raise ValueError(f"{self.name} is {type(self.layer).__name__}, which has no features")
         with torch.no_grad():
             features = self.layer.feature_map(self.q, self.k)
-        return torch.stack([(x != 0).float().mean(-1) for x in features])
+        return torch.stack([(x != 0).float().mean((0, 1, 2)) for x in features])
 
     def _normalised(self, row: int, column: int, weight: Tensor | float) -> Tensor:
         assert isinstance(self.layer, LinearAttention)

@@ -4,7 +4,6 @@ import math
 from typing import Any
 
 import torch
-from timm.optim import param_groups_weight_decay
 from torch import Tensor, nn
 
 from ripple_attention.detection.data import DetectionData
@@ -13,7 +12,7 @@ from ripple_attention.detection.loss import DetectionLoss, count_objects
 from ripple_attention.detection.matching import Outputs, Target
 from ripple_attention.detection.model import Detector, create_detector
 from ripple_attention.train.detection import DetectionRecipe, DetectorSpec
-from ripple_attention.train.module import Metrics, TrainedModule
+from ripple_attention.train.module import Metrics, TrainedModule, decay_groups
 
 SAID = ("logits", "boxes")
 PARTS = ("focal", "l1", "giou")
@@ -70,7 +69,7 @@ class DetectorTraining(TrainedModule):
         return [
             group | {"lr": rate}
             for part, rate in rates
-            for group in param_groups_weight_decay(part, spec.weight_decay)
+            for group in decay_groups(part, spec)
             if group["params"]
         ]
 

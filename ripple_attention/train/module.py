@@ -6,12 +6,13 @@ from typing import Any, ClassVar
 import lightning.pytorch as pl
 import numpy as np
 import torch
-from timm.optim import create_optimizer_v2
+from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.utils import ModelEmaV3
 from torch import nn
 
 from ripple_attention.data.loaders import mix_seed
 from ripple_attention.data.module import RecipeData
+from ripple_attention.feature_maps import FeatureMap
 from ripple_attention.train.checkpoint import describe
 from ripple_attention.train.recipe import OptimizerSpec, Recipe
 
@@ -36,6 +37,18 @@ def learning_rate(step: int, steps_per_epoch: int, epochs: int, spec: OptimizerS
         return spec.lr * 0.1 ** sum(step >= epoch * steps_per_epoch for epoch in spec.drops)
     done = (step - warmup) / max(1, total - warmup)
     return spec.min_lr + (spec.lr - spec.min_lr) * (1 + math.cos(math.pi * done)) / 2
+
+
+def decay_groups(part: nn.Module, spec: OptimizerSpec) -> list[dict[str, Any]]:
+    """Parameters without weight decay (biases, norms, those that the part names, and feature maps
+    where the spec says so) and with it."""
+    named: Any = getattr(part, "no_weight_decay", set)  # as timm's models have it
+    without = set(named())
+    if not spec.decay_feature_maps:
+        for name, module in part.named_modules():
+            if isinstance(module, FeatureMap):
+                without |= {f"{name}.{parameter}" for parameter, _ in module.named_parameters()}
+    return param_groups_weight_decay(part, spec.weight_decay, no_weight_decay_list=without)
 
 
 class TrainedModule(pl.LightningModule):
@@ -107,8 +120,11 @@ class TrainedModule(pl.LightningModule):
             )
 
     def parameter_groups(self) -> Any:
-        """The model, or parts of it with learning rates of their own."""
-        return self.model
+        """The model, or parts of it with learning rates or a weight decay of their own."""
+        spec = self.recipe.optimizer
+        if spec.decay_feature_maps:
+            return self.model
+        return decay_groups(self.model, spec)
 
     def configure_optimizers(self) -> Any:
         spec = self.recipe.optimizer

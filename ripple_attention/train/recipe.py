@@ -31,6 +31,8 @@ class OptimizerSpec:
     """The epochs after which the learning rate falls to a tenth; None for a cosine."""
     weight_decay: float = 0.05
     """Not on biases, norms and position embeddings."""
+    decay_feature_maps: bool = True
+    """Whether weight decay is also on the matrices of learned feature maps."""
     clip: float | None = 1.0
     """Largest norm of the gradient; None for no clipping."""
 
