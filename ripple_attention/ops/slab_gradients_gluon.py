@@ -159,7 +159,7 @@ def slab_gradient_kernel(
     _copy_window(
         key_quads, value_quads, k, v, b, n, top, left, k_strides, v_strides, H, W, reach, WIDE
     )
-    _copy_sums(sums.index(0), sums.index(1), parts, state, b * N + n, True)
+    _copy_sums(sums, parts, state, b * N + n, True)
     async_copy.commit_group()
     _tile_gradient(
         grad, q, weights, out, denominator, delta, inverse, scaled, grad_q, grad_weights,

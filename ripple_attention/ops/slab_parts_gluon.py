@@ -148,8 +148,8 @@ def _copy_rows(
 
 
 @gluon.jit
-def _copy_sums(high, low, ones, state, head, REORDER: gl.constexpr):
-    """Starts to copy the parts of a head's far sums: high and low, (32, WIDTH), and the three of
+def _copy_sums(sums, ones, state, head, REORDER: gl.constexpr):
+    """Starts to copy the parts of a head's far sums: high and low, (2, 32, WIDTH), and the three of
     the sum that belongs to ones, (16, WIDTH).
 
     REORDER: rows, which are values, in the order that `_as_left` gives to channels.
@@ -160,8 +160,8 @@ def _copy_sums(high, low, ones, state, head, REORDER: gl.constexpr):
     at = state + head * ((2 * WIDTH + 3) * WIDTH) + channel
     if REORDER:
         row = row // 2 % 4 * 8 + row // 8 * 2 + row % 2
-    async_copy.async_copy_global_to_shared(high, at + row * WIDTH)
-    async_copy.async_copy_global_to_shared(low, at + (WIDTH + row) * WIDTH)
+    async_copy.async_copy_global_to_shared(sums.index(0), at + row * WIDTH)
+    async_copy.async_copy_global_to_shared(sums.index(1), at + (WIDTH + row) * WIDTH)
     there = (part < 3) & (channel < WIDTH)
     async_copy.async_copy_global_to_shared(ones, at + (2 * WIDTH + part) * WIDTH, mask=there)
 

@@ -94,13 +94,13 @@ def _near_part(
 
 @gluon.jit
 def _finish(
-    numerator, total, query, rest, high, low, ones, out, denominator, b, n, top, left, H, W, eps,
+    numerator, total, query, rest, sums, ones, out, denominator, b, n, top, left, H, W, eps,
     N: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
     """Adds the far part, divides and stores."""
     far = gl.zeros_like(numerator)
-    far = mma_v2(query, _as_right(low.load(OF_KEYS), 32), far)
-    far = mma_v2(query, _as_right(high.load(OF_KEYS), 32), far)
+    far = mma_v2(query, _as_right(sums.index(1).load(OF_KEYS), 32), far)
+    far = mma_v2(query, _as_right(sums.index(0).load(OF_KEYS), 32), far)
     numerator += rest[:, None] * far
     far = gl.zeros((64, 16), gl.float32, MMA)
     far = rest * gl.sum(mma_v2(query, _as_right(ones.load(OF_ONES), 16), far), 1)
@@ -132,11 +132,7 @@ def strip_kernel(
     top, left = i * (8 * TILES), j * 8
     keys, key_quads = _slabs(RING)
     values, value_quads = _slabs(RING)
-    if TILES == 1 and reach < 4:  # the last slabs are not read
-        high, low = keys.index(7), values.index(7)
-    else:
-        high = gl.allocate_shared_memory(gl.bfloat16, [32, WIDTH], SHARED)
-        low = gl.allocate_shared_memory(gl.bfloat16, [32, WIDTH], SHARED)
+    sums = gl.allocate_shared_memory(gl.bfloat16, [2, 32, WIDTH], SHARED)
     ones = gl.allocate_shared_memory(gl.bfloat16, [16, WIDTH], SHARED)
     _copy_window(
         key_quads, value_quads, k, v, b, n, top, left, k_strides, v_strides, H, W, reach, WIDE
@@ -162,13 +158,13 @@ def strip_kernel(
         if tile == 0:
             if OVERLAP:
                 gdc_wait()
-            _copy_sums(high, low, ones, state, b * N + n, False)
+            _copy_sums(sums, ones, state, b * N + n, False)
             async_copy.commit_group()
             async_copy.wait_group(0)
             barrier()
         _finish(
-            numerator, total, query, rest, high, low, ones, out, denominator, b, n, top, left, H,
-            W, eps, N, WIDE,
+            numerator, total, query, rest, sums, ones, out, denominator, b, n, top, left, H, W,
+            eps, N, WIDE,
         )  # fmt: skip
         top += 8
         slab = _slot(slab + 4, RING)
@@ -195,8 +191,8 @@ def image_kernel(
             query, near, keys, values, tile // ACROSS * 4, far_across, RADII, 0, True
         )
         _finish(
-            numerator, total, query, rest, sums.index(0), sums.index(1), ones, out, denominator,
-            b, n, top, left, H, W, eps, N, WIDE,
+            numerator, total, query, rest, sums, ones, out, denominator, b, n, top, left, H, W,
+            eps, N, WIDE,
         )  # fmt: skip
 
 
