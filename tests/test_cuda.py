@@ -5,7 +5,7 @@ from random import Random
 import pytest
 import torch
 
-from inputs import gradients, make_inputs, make_mask, relative_error
+from inputs import gradient_layouts, gradients, make_inputs, make_mask, relative_error
 from ripple_attention import (
     LinearAttention,
     Partition,
@@ -120,10 +120,13 @@ def test_features_may_be_fewer_than_values_and_more(partition, widths, dtype):
 @pytest.mark.parametrize("reach", range(17))
 def test_every_reach(reach, widths, dtype):
     """Each compiles to kernels of its own, which a compiler can get wrong one by one."""
+    from ripple_attention.ops.triton_support import is_whole
+
     features, value_dim = widths
-    partition = Partition((reach,))
+    grid, partition = (41, 43), Partition((reach,))
+    assert not is_whole(*grid, [reach])
     options = {"dtype": dtype, "features": features, "value_dim": value_dim, "batch": 1}
-    inputs = make_inputs((35, 37), partition, **options)
+    inputs = make_inputs(grid, partition, **options)
     assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
 
@@ -187,6 +190,15 @@ def test_triton_takes_strided_views_without_copies(dtype):
     out = run("tiled_triton", partition)(q, k, v, weights)
     assert torch.cuda.max_memory_allocated() - before < 1.5 * v.numel() * v.element_size() + 2**22
     assert torch.equal(out, run("tiled_triton", partition)(*contiguous, weights))
+
+
+@pytest.mark.parametrize("name", ["tiled_triton", "table_triton", "naive_triton"])
+def test_gradients_are_laid_out_as_compiled_code_expects(name):
+    partition = logarithmic(15)
+    options = {"features": 32, "value_dim": 32, "dtype": torch.bfloat16}
+    inputs = tuple(x.cuda() for x in make_inputs((24, 24), partition, **options))
+    got, expected = gradient_layouts(name, inputs, list(partition.radii))
+    assert got == expected
 
 
 def test_both_passes_take_at_most_twice_the_inputs_memory():

@@ -16,7 +16,7 @@ from kernels import (
     run,
     use_tiles,
 )
-from ripple_attention import chebyshev, logarithmic
+from ripple_attention import Partition, chebyshev, logarithmic
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="needs triton installed"
@@ -101,6 +101,8 @@ def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     for _, binary in compiled:
         assert "mma.sync" in binary.asm["ptx"]
         assert binary.metadata.shared <= 56 * 1024  # four programs at a time on an H200
+    if whole:  # one shuffle a pair: 16 in a thread, of each of seven slabs
+        assert compiled[-1][1].asm["ptx"].count("shfl.sync.idx") == 16 * 7
 
 
 def test_slabs_serve_near_windows_of_32_channels():
@@ -131,6 +133,8 @@ def test_slabs_serve_near_windows_of_32_channels():
         ((10, 8), chebyshev(1), "none", 0.5, 4),
         ((16, 16), chebyshev(4), "rows", 0.0, 0),
         ((9, 14), chebyshev(5), "none", 0.5, 0),
+        ((15, 11), Partition((1, 4)), "random", 0.5, 0),
+        ((16, 9), logarithmic(3), "none", 0.0, 0),
     ],
     ids=str,
 )

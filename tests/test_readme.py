@@ -278,6 +278,15 @@ def test_the_trial_of_embeddings_is_that_of_its_file():
         for row in read_results("trial-embeddings-nvidia-h200.csv")
         if row["epochs"] == "60"
     }
+    cut = {
+        row["standard_deviation_of_stick_embeddings"]: row
+        for row in read_results("trial-embeddings-nvidia-h200.csv")
+        if (row["epochs"], row["epoch"]) == ("100", "45")
+    }
+    ahead = float(cut["1"]["top1"]) - float(cut["0.02"]["top1"])
+    assert f"cut off at epoch 45, {ahead:.1f} points ahead with the same loss" in flowing
+    losses = (float(row["mean_loss_of_5_epochs"]) for row in cut.values())
+    assert abs(next(losses) - next(losses)) < 0.001
     early, later = (f"{float(found['1', epoch]['jsd']):.2f}" for epoch in (5, 20))
     assert f"the divergence is {early} after five epochs and {later} after 20" in flowing
     lead = [

@@ -3,6 +3,10 @@
 import importlib
 import importlib.util
 import re
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+from threading import Barrier
 
 import pytest
 import torch
@@ -442,6 +446,7 @@ def test_vectors_promise_nothing():
   %1 = shl nuw nsw <2 x i32> %0, <i32 28, i32 1>
   %2 = or disjoint <4 x i32> %1, splat (i32 -8)
   %3 = lshr exact <2 x i32> %1, splat (i32 2)
+  %6 = icmp samesign ult <2 x i32> %3, splat (i32 9)
   %4 = add nsw i32 %x, 1
   %5 = fadd nnan <2 x float> %y, %y
 """
@@ -449,6 +454,7 @@ def test_vectors_promise_nothing():
   %1 = shl <2 x i32> %0, <i32 28, i32 1>
   %2 = or <4 x i32> %1, splat (i32 -8)
   %3 = lshr <2 x i32> %1, splat (i32 2)
+  %6 = icmp ult <2 x i32> %3, splat (i32 9)
   %4 = add nsw i32 %x, 1
   %5 = fadd nnan <2 x float> %y, %y
 """
@@ -456,16 +462,47 @@ def test_vectors_promise_nothing():
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
-def test_kernels_are_compiled_without_promises_of_vectors(compile_for):
-    """Among them the one that Triton 3.6 made wrong: reach 8, 64 features, 32 value channels."""
+def test_kernels_are_compiled_without_promises_of_vectors(compile_for, monkeypatch, tmp_path):
+    """Among them the one that Triton 3.6 made wrong: reach 8, 64 features, 32 value channels. Nor
+    are those taken that were compiled with promises, and lie in the cache on disk."""
     from triton import knobs
 
-    compiled = compile_for(90, torch.float16, 32, (31, 29), Partition((8,)), features=64)
-    assert knobs.runtime.add_stages_inspection_hook is None
-    for _, binary in compiled:
-        assert not re.search(r"(nuw|nsw|disjoint|exact) <\d+ x i", binary.asm["llir"])
-        # Two lanes in one number, of which one overflows: what came of it.
+    from ripple_attention.ops import launch
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    promise = re.compile(r"(nuw|nsw|disjoint|exact|nneg) <\d+ x i|samesign \w+ <")
+    found = []
+    for context in (nullcontext, launch.stripped_promises):
+        monkeypatch.setattr(launch, "stripped_promises", context)
+        compiled = compile_for(90, torch.float16, 32, (31, 29), Partition((8,)), features=64)
+        found.append(any(promise.search(binary.asm["llir"]) for _, binary in compiled))
+        assert knobs.runtime.add_stages_inspection_hook is None
+        assert knobs.cache.dir == str(tmp_path)
+    assert found == [True, False]
+    for _, binary in compiled:  # two lanes in one number, what Triton 3.6 made of it
         assert not re.search(r"mov\.b64 \s*\{_, %r\d+\}", binary.asm["ptx"])
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+def test_threads_compile_one_after_the_other():
+    from triton import knobs
+
+    from ripple_attention.ops.vector_flags import stripped_promises
+
+    inside, together = [], Barrier(2)
+
+    def compile_something():
+        together.wait()
+        with stripped_promises():
+            inside.append(knobs.runtime.add_stages_inspection_hook)
+            time.sleep(0.05)
+            assert knobs.runtime.add_stages_inspection_hook is inside[-1]
+
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(compile_something) for _ in range(2)]:
+            done.result()
+    assert len(set(inside)) == 2 and None not in inside
+    assert knobs.runtime.add_stages_inspection_hook is None
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

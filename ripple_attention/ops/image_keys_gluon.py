@@ -77,7 +77,10 @@ def _group_of(distance, RADII: gl.constexpr):
 
 @gluon.jit
 def _from_lane(x, lane):
-    """What another thread of the warp has of slots, (SLOTS, 32), in the same column: (64, 32)."""
+    """What another thread of the warp has of slots, (SLOTS, 32), in the same column: (64, 32).
+
+    All threads must come here: the compiler does not know that a shuffle needs them.
+    """
     lane = gl.convert_layout(lane.reshape((8, 8, 32)), EIGHTS, assert_trivial=True)
     found = gl.inline_asm_elementwise(
         "shfl.sync.idx.b32 $0, $1, $2, 31, -1;", "=r,r,r", [x[None, :, :], lane],
