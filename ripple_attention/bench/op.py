@@ -11,7 +11,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ripple_attention.bench import measure
-from ripple_attention.functional import linear_attention, ripple_attention
+from ripple_attention.functional import (
+    linear_attention,
+    ripple_attention,
+    ripple_softmax_attention,
+)
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.ops.triton_support import triton_refusal
 from ripple_attention.partition import Partition, chebyshev
@@ -64,6 +68,9 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         "ripple naive": ripple("naive"),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
+        "softmax with ripples": lambda q, k, v, weights: ripple_softmax_attention(
+            q, k, v, weights, partition=partition
+        ),
     }
 
 
@@ -195,8 +202,8 @@ def disagreements(
     """The relative error of each system; refuses to go on where one is wrong.
 
     Ripple systems are held to the definition, or, where that does not fit, to all pairs by kernels
-    or to tiles; linear attention to ripple attention with uniform weights. Softmax is PyTorch's own
-    and another function.
+    or to tiles; linear attention to ripple attention with uniform weights. Softmax, PyTorch's own
+    and that with ripples, is another function.
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
     known = systems(partition, config)
@@ -230,7 +237,7 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
     item = max(4, getattr(torch, config.dtype).itemsize)
     images_and_heads = config.batch * config.heads
     tokens = side * side
-    if name == "ripple naive":
+    if name in ("ripple naive", "softmax with ripples"):
         return 6 * item * images_and_heads * tokens**2
     if name == "ripple table by autograd":
         states = 6 * config.max_distance + 6

@@ -82,16 +82,15 @@ def growth(step: str, quantity: str) -> Ours:
     """The power of the number of tokens by which time or memory grows."""
 
     def ours(table: PaperTable, results: Results) -> list[Value]:
-        setting = operator_setting([row.line for row in table.rows if row.line], results)
+        lines = [row.line for row in table.rows if row.line]
+        assert len(lines) == len(table.rows)
+        setting = operator_setting(lines, results)
         values: list[Value] = []
-        for row in table.rows:
-            if row.line is None:
-                values.append(Missing(why="`ripple bench op` does not time it"))
-                continue
-            found = points(setting.rows, row.line, step, quantity) if setting else []
+        for line in lines:
+            found = points(setting.rows, line, step, quantity) if setting else []
             power = exponent(found)
             if power is None or setting is None:
-                values.append(Missing(operator_commands(row.line.growing)))
+                values.append(Missing(operator_commands(line.growing)))
             else:
                 values.append(Measured((power,), (), _fit(setting, found), setting.files))
         return values

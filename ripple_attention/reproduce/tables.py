@@ -142,6 +142,7 @@ TABLE_4 = PaperTable(
 
 OPERATORS = {
     "softmax attention": Line("softmax attention", ("softmax SDPA",)),
+    "ripple-softmax": Line("ripple-softmax", ("softmax with ripples",)),
     "linearized attention": Line("linearized attention", ("linear attention",)),
     "ripple (naïve)": Line("ripple (naïve)", ("ripple naive",)),
     "ripple (DP)": Line("ripple (DP)", ("ripple table triton", "ripple table"), growing=True),
@@ -156,8 +157,8 @@ TABLE_5 = PaperTable(
     "Table 5: complexity",
     "The power of T = H·W tokens by which time and memory grow, a straight line through the "
     "logarithms, from 1,024 tokens on. The paper's is of time, with R growing with the side of the "
-    "grid; with R_max at 4 the power is 1. Our naïve ripple meets all pairs, whatever R. Softmax "
-    "attention is PyTorch's fused one, whose memory is linear.",
+    "grid; with R_max at 4 the power is 1. Our naïve ripple and ripple-softmax meet all pairs, "
+    "whatever R. Softmax attention is PyTorch's fused one, whose memory is linear.",
     ("both", "forward", "memory"),
     (
         *(
