@@ -1,6 +1,7 @@
 """The README's code runs as it is printed, and its links lead somewhere."""
 
 import csv
+import math
 import re
 import statistics
 from decimal import ROUND_HALF_UP, Decimal
@@ -11,6 +12,7 @@ import pytest
 from ripple_attention.bench.op import markdown_table, read_csv
 from ripple_attention.recipes import all_recipes, find_recipe
 from ripple_attention.train import commands
+from ripple_attention.train.module import learning_rate
 
 ROOT = Path(__file__).parent.parent
 PAGES = [
@@ -248,6 +250,29 @@ def test_dead_features_are_those_of_their_files():
     assert f"{first} are so in the mean after 60 epochs" in flowing
     assert f"and {last} after 100, {bounds}" in flowing
     assert f"within a head, {of_heads[0]:.0f} and {of_heads[1]:.0f} % are zero" in flowing
+
+
+def test_shrunk_maps_are_those_of_their_file():
+    flowing = " ".join((ROOT / "docs/training.md").read_text().split())
+    rows = read_results("shrunk-feature-maps.csv")
+    found = {(r["epochs"], r["factor_on_w1"], r["factor_on_w2"]): r for r in rows}
+    start, *trained = (found[x, "1", "1"] for x in ("0", "60", "100"))
+    sizes = [float(x["standard_deviation_of_w1"]) for x in (start, *trained)]
+    assert f"it is at {sizes[1] / sizes[0]:.2f} and {sizes[2] / sizes[0]:.2f}" in flowing
+    spec = all_recipes()["cifar100-short-ripple-tiny"].recipe.optimizer
+    kept = {}
+    for epochs in (60, 100):
+        rates = (learning_rate(step, 97, epochs, spec) for step in range(97 * epochs))
+        kept[epochs] = math.prod(1 - rate * spec.weight_decay for rate in rates)
+    words = f"take it to {kept[60]:.2f} of its start in 60 epochs and to {kept[100]:.2f} in 100"
+    assert words in flowing and f"times {kept[100] / kept[60]:.3f}, which is" in flowing
+    dead = "dead_features_of_all_heads_percent"
+    of_w1, of_w2 = found["60", "0.907", "1"][dead], found["60", "1", "0.907"][dead]
+    now, later = (x[dead] for x in trained)
+    assert f"{of_w1} % of a layer's features are dead in all heads instead of {now}" in flowing
+    assert f"has ({later}); the same factor on W₂ gives {of_w2}" in flowing
+    taken_back = [row for row in rows if float(row["factor_on_w1"]) > 1]
+    assert len(taken_back) == 2 and all(float(row[dead]) == 0 for row in taken_back)
 
 
 def test_trials_are_those_of_their_file():
