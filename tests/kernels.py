@@ -5,17 +5,22 @@ in the process. So tests marked `interpreted` run in a worker process of their o
 them; with `TRITON_INTERPRET=1 pytest tests/test_triton.py` they run in place, for a debugger.
 """
 
+import importlib.util
 import os
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, wraps
 from multiprocessing import get_context
 
+import pytest
 import torch
 
 from inputs import gradients, relative_error
 from ripple_attention import ripple_attention
 
 HERE = os.environ.get("TRITON_INTERPRET") == "1"
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs triton installed"
+)
 
 
 @cache

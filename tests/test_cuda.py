@@ -6,28 +6,18 @@ import pytest
 import torch
 
 from inputs import gradient_layouts, gradients, make_inputs, make_mask, relative_error
+from kernels import run
 from ripple_attention import (
     LinearAttention,
     Partition,
     RippleAttention,
     chebyshev,
     logarithmic,
-    ripple_attention,
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 IMPLEMENTATIONS = ["naive", "table", "tiled"]
-
-
-def run(implementation, partition, mask=None, eps=0.0):
-    return lambda *tensors: ripple_attention(
-        *tensors,
-        partition=partition,
-        key_padding_mask=mask,
-        implementation=implementation,
-        eps=eps,
-    )
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])

@@ -1,6 +1,5 @@
 """Detectors by Triton kernels: interpreted on any machine, and as they are on a GPU."""
 
-import importlib.util
 import warnings
 from unittest.mock import patch
 
@@ -12,14 +11,11 @@ pytest.importorskip("timm")
 
 from test_detector import SMALL, TINY, assert_same, create, images, shaken
 
-from kernels import interpreted
+from kernels import interpreted, needs_triton
 from ripple_attention import LinearAttention, RippleAttention, modules
 from ripple_attention.bench import detection as bench
 from ripple_attention.detection.loss import DetectionLoss
 
-needs_triton = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton installed"
-)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 WITH_KERNELS = SMALL[1:]  # softmax has PyTorch's
 

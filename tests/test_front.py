@@ -1,6 +1,5 @@
 """The fused front: features and weights by kernels, against the modules that they stand for."""
 
-import importlib.util
 from copy import deepcopy
 from dataclasses import dataclass, replace
 
@@ -8,13 +7,11 @@ import pytest
 import torch
 
 from inputs import relative_error
-from kernels import HERE, AbsentGPU, CompileOnly, interpreted
+from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton
 from ripple_attention.feature_maps import Learned
 from ripple_attention.spatial_weights import SpatialWeights
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton installed"
-)
+pytestmark = needs_triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 KERNELS = ("map_kernel", "stick_kernel", "map_gradient_kernel", "stick_gradient_kernel")

@@ -1,18 +1,14 @@
 """The fused operators: all of a layer between its projections, against the layer in PyTorch."""
 
-import importlib.util
-
 import pytest
 import torch
 
 from inputs import relative_error
-from kernels import HERE, AbsentGPU, CompileOnly, interpreted
+from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton
 from ripple_attention import LinearAttention, RippleAttention, record_spatial_weights
 from ripple_attention.ops.fused import fused_linear_attention, fused_ripple_attention
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton installed"
-)
+pytestmark = needs_triton
 
 
 def make_layer(kind, **options):

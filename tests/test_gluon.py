@@ -1,6 +1,5 @@
 """The kernels in Gluon: run on a CPU as NumPy, and compiled for GPUs not present."""
 
-import importlib.util
 from contextlib import contextmanager
 
 import pytest
@@ -13,14 +12,13 @@ from kernels import (
     CompileOnly,
     assert_within_twice,
     interpreted,
+    needs_triton,
     run,
     use_tiles,
 )
 from ripple_attention import Partition, chebyshev, logarithmic
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton installed"
-)
+pytestmark = needs_triton
 
 OF_STRIPS = ["strip_kernel", "slab_gradient_kernel"]
 OF_IMAGES = ["image_kernel", "image_gradient_kernel", "image_key_kernel"]

@@ -1,7 +1,6 @@
 """The Triton kernels: run by Triton's interpreter on a CPU, and compiled for GPUs not present."""
 
 import importlib
-import importlib.util
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from kernels import (
     CompileOnly,
     assert_within_twice,
     interpreted,
+    needs_triton,
     run,
     use_tiles,
 )
@@ -31,9 +31,7 @@ from ripple_attention import (
 from ripple_attention.ops import triton_support
 from ripple_attention.ops.triton_support import triton_refusal
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="needs triton installed"
-)
+pytestmark = needs_triton
 
 NEAR = chebyshev(4)
 KERNELS = {

@@ -5,7 +5,7 @@ Its optimiser joins index arithmetic of a thread into vectors, such as `shl nuw 
 overflow" (nuw, nsw) is broken, which is allowed as long as nobody looks. But for NVIDIA GPUs two
 lanes travel as one number of 64 bits, the shift becomes a product of 64 bits that relies on the
 promise, and the bits that overflow end up in the other lane. Seen with Triton 3.6 on an H200: boxes
-of radius 8 with 64 features and 32 value channels took in tokens too far away (errors of 20 %).
+of radius 8 with 64 features and 32 value channels took in tokens too far away.
 
 Without promises nothing is mixed up, and a promise less is never wrong: they are taken from the
 arithmetic of integer vectors before it becomes assembly.
