@@ -143,7 +143,6 @@ def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, 
         image_keys_gluon,
         slab_gradients_gluon,
         slabs_gluon,
-        tiled_triton,
         triton_support,
     )
 
@@ -155,7 +154,6 @@ def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, 
 
     for module in (slabs_gluon, slab_gradients_gluon, image_keys_gluon):
         monkeypatch.setattr(module, "launch", counted)
-    monkeypatch.setattr(tiled_triton, "IMAGE_KEYS", True)
     monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
     if tiles:
         monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
@@ -412,7 +410,6 @@ def test_slabs_reach_beyond_two_to_the_31_numbers(grid, monkeypatch):
     """Between two rows of a view lie more than 2²⁸ numbers."""
     from ripple_attention.ops import slabs_gluon, tiled_triton
 
-    monkeypatch.setattr(tiled_triton, "IMAGE_KEYS", True)
     H, W = grid
     apart = 2**28 // (W * 32) + 1
     memory = torch.empty(H, apart, W, 32, device="cuda", dtype=torch.bfloat16)

@@ -52,7 +52,6 @@ def slabs_on_the_cpu(tiles):
             patch.setattr(module, "launch", counted)
         patch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
         patch.setattr(tiled_triton, "SLABS", True)
-        patch.setattr(tiled_triton, "IMAGE_KEYS", True)
         yield launched
 
 
@@ -99,8 +98,8 @@ def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     for _, binary in compiled:
         assert "mma.sync" in binary.asm["ptx"]
         assert binary.metadata.shared <= 56 * 1024  # four programs at a time on an H200
-    if whole:  # one shuffle a pair: 16 in a thread, of each of seven slabs
-        assert compiled[-1][1].asm["ptx"].count("shfl.sync.idx") == 16 * 7
+    if whole:  # one shuffle a pair: 16 in a thread, of each of seven slabs and both tiles
+        assert compiled[-1][1].asm["ptx"].count("shfl.sync.idx") == 16 * 7 * 2
 
 
 def test_slabs_serve_near_windows_of_32_channels():

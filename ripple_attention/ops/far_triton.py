@@ -231,7 +231,8 @@ def _sum_chunks(
     """The shares of chunks of tokens in S or T, (B, N, chunks, E+1, M)."""
     (B, H, W, N, M), E, backward = features.shape, values.shape[-1], delta is not None
     wide = max(M, E) * features.element_size()
-    tokens, blocks, options = _choose_state(B * N, H * W, wide, backward)
+    exact = features.dtype == torch.float32
+    tokens, blocks, options = _choose_state(B * N, H * W, wide, backward, exact)
     chunks = _parts_of(H * W, tokens * blocks)
     read = (features, values, spatial_weights) if backward else (features, values)
     flat = all(x.stride(1) == W * x.stride(2) for x in read)
@@ -247,10 +248,15 @@ def _sum_chunks(
 
 
 def _choose_state(
-    heads: int, tokens: int, wide: int, backward: bool
+    heads: int, tokens: int, wide: int, backward: bool, exact: bool
 ) -> tuple[int, int, dict[str, int]]:
-    """Tokens at once, how often, and the launch of `state_kernel`, by bytes of its wider input."""
+    """Tokens at once, how often, and the launch of `state_kernel`, by bytes of its wider input.
+
+    Where inputs are `exact`, sums of float32 are short, as rounding grows with their length.
+    """
     block, warps = (128, 2) if wide <= 64 else (64, 4) if wide <= 128 else (32, 8)
+    if exact:
+        block = 32
     if backward and wide <= 64:
         block, warps = 32, 1
     share = max(heads * tokens // (4 * STATE_PROGRAMS if backward else STATE_PROGRAMS), block)

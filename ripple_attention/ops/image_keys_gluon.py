@@ -4,13 +4,15 @@ A program copies the queries of an image, their gradients and scaled weights to 
 and all its keys meet them. What a pair weighs is known by its query and its distance. Each thread
 of a product has eight queries and, of each, one of eight slots for weights; those of the others
 are a shuffle away, as the group of a pair says. In Triton's own words (`tl.gather`) the same takes
-twice the shuffles and more, to bring weights to where products have their pairs.
+twice the shuffles and more, to bring weights to where products have their pairs. Tiles of keys that
+lie side by side take what they read of the queries together, as shared memory is the limit.
 
 Gluon is experimental, and not interpreted on a CPU. This module imports triton.
 """
 
-# Kernels have no types to declare.
+# Kernels have no types to declare, and Triton's tuples no unpacking.
 # mypy: allow-untyped-defs, disable-error-code="assignment, no-untyped-call"
+# ruff: noqa: RUF005
 
 from torch import Tensor
 from triton.experimental import gluon
@@ -29,7 +31,6 @@ from ripple_attention.ops.slab_parts_gluon import (
     _as_left,
     _as_right,
     _copy_rows,
-    _corner_of,
     _far_across,
     _load_tile,
     _place,
@@ -124,27 +125,39 @@ def image_key_kernel(
     column = gl.arange(0, 32, gl.SliceLayout(0, MMA))[None, :]
     query_row, thread = column // 16, column // 2 % 4  # which of the four that share a row
     zero = gl.zeros((64, 32), gl.float32, MMA)
-    for tile in range(DOWN * ACROSS):
-        top, left = _corner_of(tile, b, ACROSS)
-        key = _as_left(_load_tile(k, b, n, top, left, k_strides, H, W, OF_QUERIES, WIDE), H >> 30)
-        value = _as_left(_load_tile(v, b, n, top, left, v_strides, H, W, OF_QUERIES, WIDE), H >> 30)
-        lane_across = _group_of(_far_across(tile % ACROSS * 8), RADII) * 4 + thread
-        key_gradient, value_gradient = zero, zero
+    for down in range(DOWN):
+        top = b * 0 + 8 * down
+        keys, values, lanes, key_gradients, value_gradients = (), (), (), (), ()
+        for across in gl.static_range(ACROSS):
+            key = _load_tile(k, b, n, top, 8 * across, k_strides, H, W, OF_QUERIES, WIDE)
+            value = _load_tile(v, b, n, top, 8 * across, v_strides, H, W, OF_QUERIES, WIDE)
+            keys = keys + (_as_left(key, H >> 30),)
+            values = values + (_as_left(value, H >> 30),)
+            lanes = lanes + (_group_of(_far_across(8 * across), RADII) * 4 + thread,)
+            key_gradients, value_gradients = key_gradients + (zero,), value_gradients + (zero,)
         for slab in gl.static_range(SLABS):
             query, above = queries.index(slab), upstream.index(slab)
-            far_down = gl.abs(key_row - query_row + (tile // ACROSS * 8 - 2 * slab))
-            # Groups grow with distance: that of the larger is the larger of the groups.
-            lane = gl.maximum(_group_of(far_down, RADII) * 4 + thread, lane_across)
-            weight = _from_lane(slots.index(slab).permute((1, 0)).load(OF_SLOTS), lane)
-            projection = projections.index(slab).load(gl.SliceLayout(0, MMA))[None, :]
-            similarity = mma_v2(key, _as_right(query.load(OF_KEYS), 32), zero)
-            pull = mma_v2(value, _as_right(above.load(OF_KEYS), 32), zero - projection)
-            key_gradient = _add_products(pull * weight, query.load(RIGHT), key_gradient, False)
-            value_gradient = _add_products(
-                similarity * weight, above.load(RIGHT), value_gradient, False
-            )
-        _store_results(grad_k, key_gradient, b, n, top, left, H, W, N, WIDE)
-        _store_results(grad_v, value_gradient, b, n, top, left, H, W, N, WIDE)
+            far_down = gl.abs(key_row - query_row + (8 * down - 2 * slab))
+            lane_down = _group_of(far_down, RADII) * 4 + thread
+            held = slots.index(slab).permute((1, 0)).load(OF_SLOTS)
+            minus = zero - projections.index(slab).load(gl.SliceLayout(0, MMA))[None, :]
+            to_meet, above_to_meet = query.load(OF_KEYS), above.load(OF_KEYS)
+            to_add, above_to_add = query.load(RIGHT), above.load(RIGHT)
+            of_keys, of_values = (), ()
+            for across in gl.static_range(ACROSS):
+                # Groups grow with distance: that of the larger is the larger of the groups.
+                weight = _from_lane(held, gl.maximum(lane_down, lanes[across]))
+                pull = mma_v2(values[across], _as_right(above_to_meet, 32), minus) * weight
+                similarity = mma_v2(keys[across], _as_right(to_meet, 32), zero) * weight
+                gradient = _add_products(pull, to_add, key_gradients[across], False)
+                of_keys = of_keys + (gradient,)
+                gradient = _add_products(similarity, above_to_add, value_gradients[across], False)
+                of_values = of_values + (gradient,)
+            key_gradients, value_gradients = of_keys, of_values
+        for across in gl.static_range(ACROSS):
+            left = 8 * across
+            _store_results(grad_k, key_gradients[across], b, n, top, left, H, W, N, WIDE)
+            _store_results(grad_v, value_gradients[across], b, n, top, left, H, W, N, WIDE)
 
 
 def launch_image_keys(
@@ -157,5 +170,5 @@ def launch_image_keys(
     launch(
         image_key_kernel, (N, 1, B), grad, q, k, v, scaled, delta, grad_k, grad_v, *strides, H, W,
         N, scaled.shape[-1], tuple(radii), _parts_of(H, 8), _parts_of(W, 8), _parts_of(H, 2), wide,
-        num_warps=4, maxnreg=128,
+        num_warps=4, maxnreg=255,
     )  # fmt: skip

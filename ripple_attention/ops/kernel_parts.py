@@ -137,10 +137,24 @@ def _store(base, token, inside, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _inverse(denominator):
-    """1/denominator, and 0 where it counts as 0, as `safe_divide`."""
+def _quotient(numerator, denominator, dtype: tl.constexpr):
+    """numerator/denominator, and 0 where the latter counts as 0, as `safe_divide`; they broadcast.
+
+    A GPU divides by a reciprocal, and up to two bits are wrong, which is nothing to half-precision
+    inputs; for dtype float32 it is the nearest number, as in PyTorch: ∂o·v − ∂o·o may be all but 0.
+    """
     empty = tl.abs(denominator) < SMALLEST
-    return tl.where(empty, 0.0, 1.0 / tl.where(empty, 1.0, denominator))
+    denominator = tl.where(empty, 1.0, denominator)
+    if dtype == tl.float32:
+        return tl.where(empty, 0.0, tl.div_rn(numerator, denominator))
+    else:
+        return tl.where(empty, 0.0, numerator * (1.0 / denominator))
+
+
+@triton.jit
+def _inverse(denominator, dtype: tl.constexpr):
+    """1/denominator, and 0 where it counts as 0, as `_quotient`."""
+    return _quotient(tl.full(denominator.shape, 1.0, tl.float32), denominator, dtype)
 
 
 @triton.jit
@@ -180,6 +194,17 @@ def _add_products(x, inputs, total, SPLIT: tl.constexpr):
         rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
         total = tl.dot(rounded, inputs.to(tl.float32), total, input_precision="tf32")
     return total
+
+
+@triton.jit
+def _pull(value, upstream, projection):
+    """∂o_i·v_j − δ_i, (keys, queries). For float32, −δ comes first: the two may all but cancel."""
+    if value.dtype == tl.float32:
+        shape: tl.constexpr = (value.shape[0], upstream.shape[0])
+        start = tl.broadcast_to(-projection[None, :], shape)
+        return tl.dot(value, tl.trans(upstream), start, input_precision="ieee")
+    else:
+        return tl.dot(value, tl.trans(upstream), input_precision="ieee") - projection[None, :]
 
 
 # Outside of kernels

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from ripple_attention.ops.far_triton import _load_state, _sum_state, _times_state
 from ripple_attention.ops.kernel_parts import (
-    SMALLEST,
     _chunk,
     _dense_channels,
     _inverse,
     _load,
     _offsets,
     _padded,
+    _quotient,
     _store,
     _token,
 )
@@ -43,10 +43,9 @@ def linear_kernel(
     sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
     numerator = _times_state(query, tl.trans(sums))
     result = tl.sum(query.to(tl.float32) * ones[None, :], 1) + eps
-    empty = tl.abs(result) < SMALLEST
-    quotient = numerator / tl.where(empty, 1.0, result)[:, None]
+    quotient = _quotient(numerator, result[:, None], query.dtype)
     token = _token(b, n, row, column, H, W, N, True)
-    _store(out, token, inside, tl.where(empty[:, None], 0.0, quotient), E, PADDED_E)
+    _store(out, token, inside, quotient, E, PADDED_E)
     tl.store(denominator + token, result, mask=inside)
 
 
@@ -66,7 +65,8 @@ def linear_query_gradient_kernel(
     upstream = _load(grad, _offsets(row, column, grad_strides, True), inside, E, PADDED_E)
     result = _load(out, token * E, inside, E, PADDED_E)
     projection = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
-    scale = _inverse(tl.load(denominator + token, mask=inside, other=0.0))
+    scale = tl.load(denominator + token, mask=inside, other=0.0)
+    scale = _inverse(scale, upstream.dtype)
     sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
     pull = _times_state(upstream, sums) - projection[:, None] * ones[None, :]
     _store(grad_q, token, inside, scale[:, None] * pull, M, PADDED_M)

@@ -27,6 +27,8 @@ from ripple_attention.ops.kernel_parts import (
     _offsets,
     _padded,
     _place,
+    _pull,
+    _quotient,
     _span,
     _store,
     _tile,
@@ -77,8 +79,7 @@ def forward_kernel(
             k_row += k_strides[1]
             v_row += v_strides[1]
     result = tl.sum(total, 1) + eps
-    scale = _inverse(result)[:, None]
-    numerator = tl.where(scale == 0, 0.0, numerator * scale)
+    numerator = _quotient(numerator, result[:, None], query.dtype)
     corner = _token(b, n, top, left, H, W, N, True)
     token = _token_offsets(row, column, W, N, True)
     _store(out + corner * E, token, inside, numerator, E, PADDED_E)
@@ -117,7 +118,8 @@ def query_gradient_kernel(
     result = _load(out, token * E, inside, E, PADDED_E)
     projection = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + token, projection, mask=inside)
-    scale = _inverse(tl.load(denominator + token, mask=inside, other=0.0))
+    scale = tl.load(denominator + token, mask=inside, other=0.0)
+    scale = _inverse(scale, upstream.dtype)
     tl.store(inverse + token, scale, mask=inside)
     at = _corner(q, b, n, top, left, q_strides, True)
     query = _load(at, _offsets(row, column, q_strides, True), inside, M, PADDED_M)
@@ -189,7 +191,7 @@ def key_gradient_kernel(
             group = tl.maximum(group_down[:, None], group_across)
             weight = tl.load(scaled + (token * G)[None, :] + group, mask=mask, other=0.0)
             similarity = tl.dot(key, tl.trans(query), input_precision="ieee")  # (keys, queries)
-            pull = tl.dot(value, tl.trans(upstream), input_precision="ieee") - projection[None, :]
+            pull = _pull(value, upstream, projection)
             key_gradient = _add_products(pull * weight, query, key_gradient, SPLIT)
             value_gradient = _add_products(similarity * weight, upstream, value_gradient, SPLIT)
             q_row += q_strides[1]

@@ -35,6 +35,7 @@ from ripple_attention.ops.slab_parts_gluon import (
     _load_image,
     _load_tile,
     _load_weights,
+    _near_and_rest,
     _place,
     _results,
     _slabs,
@@ -74,7 +75,8 @@ def _tile_gradient(
     projection = gl.convert_layout(projection, ROWS, assert_trivial=True)
     of_channels = gl.convert_layout(query, MMA)
     upstream, query = _as_left(upstream, H >> 30), _as_left(query, H >> 30)
-    near, rest = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
+    alpha = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
+    near, rest = _near_and_rest(alpha, len(RADII))
     row, column, inside = _tile(top, left, H, W, MMA, WIDE)
     token = ((b * H + top + row) * W + left + column) * N + n
     scale = gl.load(denominator + token, mask=inside, other=0.0)
@@ -157,7 +159,7 @@ def slab_gradient_kernel(
     sums = gl.allocate_shared_memory(gl.bfloat16, [2, 32, WIDTH], SHARED)
     parts = gl.allocate_shared_memory(gl.bfloat16, [16, WIDTH], SHARED)
     _copy_window(
-        key_quads, value_quads, k, v, b, n, top, left, k_strides, v_strides, H, W, reach, WIDE
+        key_quads, value_quads, k, v, b, n, top, left, k_strides, v_strides, H, W, reach, 1, WIDE
     )
     _copy_sums(sums, parts, state, b * N + n, True)
     async_copy.commit_group()

@@ -197,9 +197,12 @@ def _sum_slabs(keys, values, sums, ones, COUNT: gl.constexpr, FLIP: gl.constexpr
 @gluon.jit
 def _copy_window(
     keys, values, k, v, b, n, top, left, k_strides, v_strides, H, W, REACH: gl.constexpr,
-    WIDE: gl.constexpr,
+    TILES: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """Starts to copy the window of a tile to the first eight slabs."""
+    """Starts to copy the window of a tile to the first eight slabs; if it is the first of several
+    TILES, with all of their rows, which the next will need."""
+    if TILES == 1:
+        H = gl.minimum(H, top + (8 + REACH))
     for quad in gl.static_range(2):
         _copy_rows(
             keys, values, k, v, b, n, top - REACH + 8 * quad, left, k_strides, v_strides, H, W,
@@ -282,14 +285,22 @@ def _store_results(base, x, b, n, top, left, H, W, N: gl.constexpr, WIDE: gl.con
 def _load_weights(
     base, b, n, top, left, strides, H, W, COUNT: gl.constexpr, WIDE: gl.constexpr,
 ):  # fmt: skip
-    """α_g − α_rest of a tile's queries, for each box, and α_rest; each (64,)."""
+    """The weights of a tile's queries, for each box and the rest; each (64,)."""
     row, column, inside = _tile(top, left, H, W, MMA, WIDE)
     at = _corner(base, b, n, top, left, strides) + (row * strides[1] + column * strides[2])
-    rest = gl.load(at + COUNT * strides[4], mask=inside, other=0.0).to(gl.float32)
+    weights = ()
+    for g in gl.static_range(COUNT + 1):
+        weights = weights + (gl.load(at + g * strides[4], mask=inside, other=0.0),)
+    return weights
+
+
+@gluon.jit
+def _near_and_rest(weights, COUNT: gl.constexpr):
+    """α_g − α_rest for each box, and α_rest."""
+    rest = weights[COUNT].to(gl.float32)
     near = ()
     for g in gl.static_range(COUNT):
-        weight = gl.load(at + g * strides[4], mask=inside, other=0.0).to(gl.float32)
-        near = near + (weight - rest,)
+        near = near + (weights[g].to(gl.float32) - rest,)
     return near, rest
 
 

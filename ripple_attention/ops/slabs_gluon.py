@@ -57,6 +57,7 @@ from ripple_attention.ops.slab_parts_gluon import (
     _load_image,
     _load_tile,
     _load_weights,
+    _near_and_rest,
     _place,
     _slabs,
     _slot,
@@ -126,22 +127,33 @@ def strip_kernel(
     RING: gl.constexpr, WIDE: gl.constexpr, OVERLAP: gl.constexpr,
 ):  # fmt: skip
     """Output and denominator + eps of a strip of tiles of 8×8 queries, one below the other, as
-    `tiled_triton.forward_kernel`."""
+    `tiled_triton.forward_kernel`.
+
+    The far sums come with the first window: few programs start before they are there.
+    """
     reach: gl.constexpr = RADII[len(RADII) - 1]
+    boxes: gl.constexpr = len(RADII)
     b, n, i, j = _place(first, N, WIDE)
     top, left = i * (8 * TILES), j * 8
+    end = gl.minimum(H, top + 8 * TILES)
     keys, key_quads = _slabs(RING)
     values, value_quads = _slabs(RING)
     sums = gl.allocate_shared_memory(gl.bfloat16, [2, 32, WIDTH], SHARED)
     ones = gl.allocate_shared_memory(gl.bfloat16, [16, WIDTH], SHARED)
     _copy_window(
-        key_quads, value_quads, k, v, b, n, top, left, k_strides, v_strides, H, W, reach, WIDE
-    )
+        key_quads, value_quads, k, v, b, n, top, left, k_strides, v_strides, H, W, reach, TILES,
+        WIDE,
+    )  # fmt: skip
+    loaded = _load_tile(q, b, n, top, left, q_strides, end, W, OF_QUERIES, WIDE)
+    alpha = _load_weights(weights, b, n, top, left, weight_strides, end, W, boxes, WIDE)
+    if OVERLAP:
+        gdc_wait()
+    _copy_sums(sums, ones, state, b * N + n, False)
     async_copy.commit_group()
     slab = gl.program_id(0) * 0  # the tile's first
     for tile in range(TILES):
-        query = _as_left(_load_tile(q, b, n, top, left, q_strides, H, W, OF_QUERIES, WIDE), H >> 30)
-        near, rest = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
+        query = _as_left(loaded, H >> 30)
+        near, rest = _near_and_rest(alpha, boxes)
         async_copy.wait_group(0)
         barrier()  # all has come, and none reads any more what the next tile does not need
         if TILES > 1:  # else nothing is known of what is below, how it is aligned, either
@@ -155,19 +167,15 @@ def strip_kernel(
         numerator, total = _near_part(
             query, near, keys, values, slab, far_across, RADII, RING, False
         )
-        if tile == 0:
-            if OVERLAP:
-                gdc_wait()
-            _copy_sums(sums, ones, state, b * N + n, False)
-            async_copy.commit_group()
-            async_copy.wait_group(0)
-            barrier()
         _finish(
             numerator, total, query, rest, sums, ones, out, denominator, b, n, top, left, H, W,
             eps, N, WIDE,
         )  # fmt: skip
         top += 8
         slab = _slot(slab + 4, RING)
+        if TILES > 1:
+            loaded = _load_tile(q, b, n, top, left, q_strides, end, W, OF_QUERIES, WIDE)
+            alpha = _load_weights(weights, b, n, top, left, weight_strides, end, W, boxes, WIDE)
 
 
 @gluon.jit
@@ -185,7 +193,8 @@ def image_kernel(
     for tile in range(DOWN * ACROSS):
         top, left = _corner_of(tile, b, ACROSS)
         query = _as_left(_load_tile(q, b, n, top, left, q_strides, H, W, OF_QUERIES, WIDE), H >> 30)
-        near, rest = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
+        alpha = _load_weights(weights, b, n, top, left, weight_strides, H, W, len(RADII), WIDE)
+        near, rest = _near_and_rest(alpha, len(RADII))
         far_across = _far_across(left)
         numerator, total = _near_part(
             query, near, keys, values, tile // ACROSS * 4, far_across, RADII, 0, True
@@ -231,7 +240,7 @@ def launch_slabs(
             strip_kernel, (N * _parts_of(W, 8), _parts_of(H, 8 * tiles), B),
             *inputs, cut, out, denominator, *strides, H, W, eps,
             N, tuple(radii), tiles, ring, wide, overlaps(),
-            num_warps=4, maxnreg=128 if tiles > 1 else 96, **overlapping(),
+            num_warps=4, maxnreg=128, **overlapping(),
         )  # fmt: skip
 
 

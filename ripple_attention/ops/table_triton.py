@@ -157,7 +157,7 @@ def _forward(  # type: ignore[no-untyped-def]
     below = tl.sum(tl.where(ones, sums, 0.0), 1) + eps
     magnitude = size * tl.abs(tl.sum(tl.where(ones, whole, 0.0), 1))
     below = tl.where(tl.abs(below) <= rounding * magnitude, 0.0, below)
-    quotient = sums / tl.where(below == 0, 1.0, below)[:, None]
+    quotient = tl.div_rn(sums, tl.where(below == 0, 1.0, below)[:, None])
     quotient = tl.where((below == 0)[:, None], 0.0, quotient)
     mask = inside[:, None] & (value < E1 - 1)[None, :]
     tl.store(out + token[:, None] * (E1 - 1) + value[None, :], quotient, mask=mask)

@@ -43,6 +43,8 @@ from ripple_attention.ops.kernel_parts import (
     _parts_of,
     _place,
     _power_of_two,
+    _pull,
+    _quotient,
     _span,
     _store,
     _tile,
@@ -173,8 +175,7 @@ def forward_kernel(
         rounding = ROUNDING * (tl.abs(total) + tl.abs(far))
         result = tl.where(tl.abs(result) <= rounding, 0.0, result)
         blind = tl.abs(total + far) <= rounding  # sees nothing: the numerator is rounding, too
-    scale = _inverse(result)
-    numerator = tl.where(((scale == 0) | blind)[:, None], 0.0, numerator) * scale[:, None]
+    numerator = tl.where(blind[:, None], 0.0, _quotient(numerator, result[:, None], query.dtype))
     corner = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
     _store(out + corner * E, token, inside, numerator, E, PADDED_E)
@@ -209,7 +210,8 @@ def query_gradient_kernel(
     result = _load(out + corner * E, token * E, inside, E, PADDED_E)
     projection = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
     tl.store(delta + corner + token, projection, mask=inside)
-    scale = _inverse(tl.load(denominator + corner + token, mask=inside, other=0.0))
+    scale = tl.load(denominator + corner + token, mask=inside, other=0.0)
+    scale = _inverse(scale, upstream.dtype)
     tl.store(inverse + corner + token, scale, mask=inside)
     at = _corner(q, b, n, top, left, q_strides, WIDE)
     query = _load(at, _offsets(row, column, q_strides, WIDE), inside, M, PADDED_M)
@@ -348,7 +350,7 @@ def key_gradient_kernel(
                 beyond = tl.load(of_query + len(RADII), mask=there, other=0.0)
                 weight = _weights_at(tl.maximum(far_down, far_across), near, beyond, 0, RADII)
             similarity = tl.dot(key, tl.trans(query), input_precision="ieee")  # (keys, queries)
-            pull = tl.dot(value, tl.trans(upstream), input_precision="ieee") - projection[None, :]
+            pull = _pull(value, upstream, projection)
             key_gradient = _add_products(pull * weight, query, key_gradient, SPLIT)
             value_gradient = _add_products(similarity * weight, upstream, value_gradient, SPLIT)
             for _ in tl.static_range(STEP):  # one by one: a multiple may not fit 32 bits
@@ -502,11 +504,8 @@ def _padded_groups(boxes: int) -> int:
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
 
-# Tiles by `ops/slabs_gluon.py` where that serves.
+# Tiles by `ops/slabs_gluon.py` and its like where that serves.
 SLABS = not INTERPRETED
-# The key's gradients of whole grids, too, by `ops/image_keys_gluon.py`. Not until that has run on a
-# GPU.
-IMAGE_KEYS = False
 
 
 def _slabs(role: str, whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> Any:
@@ -520,7 +519,7 @@ def _slabs(role: str, whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Te
     if not slabs_gluon.serves(whole, radii, q, k, v):
         return None
     if role == "key":
-        return image_keys_gluon.launch_image_keys if whole and IMAGE_KEYS else None
+        return image_keys_gluon.launch_image_keys if whole else None
     forward = role == "forward"
     return slabs_gluon.launch_slabs if forward else slab_gradients_gluon.launch_slab_gradient
 
