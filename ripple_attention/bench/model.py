@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
 
@@ -123,15 +124,17 @@ def batch_size(side: int, config: ModelBenchmark) -> int:
 
 def fill_caches(config: ModelBenchmark) -> None:
     """Compiles every model once, in as many processes as there are cores; caches keep the code."""
-    jobs = product(config.systems, config.sides, config.passes, [config])
+    jobs = product(config.systems, config.sides, [config])
     context = multiprocessing.get_context("spawn")
     with context.Pool(max(1, (os.cpu_count() or 1) - 1), maxtasksperchild=1) as pool:
         pool.starmap(_run_once, jobs, chunksize=1)
 
 
-def _run_once(name: str, side: int, step_name: str, config: ModelBenchmark) -> None:
-    with suppress(torch.OutOfMemoryError):  # which the measurement will meet again, and say
-        make_step(name, side, batch_size(side, config), step_name, config)()
+def _run_once(name: str, side: int, config: ModelBenchmark) -> None:
+    torch._inductor.config.compile_threads = 1  # else each process would start its own processes
+    for step_name in config.passes:
+        with suppress(torch.OutOfMemoryError):  # which the measurement will meet again, and say
+            make_step(name, side, batch_size(side, config), step_name, config)()
 
 
 def create(name: str, side: int, width: int) -> nn.Module:

@@ -200,8 +200,7 @@ def _add_products(x, inputs, total, SPLIT: tl.constexpr):
 def _pull(value, upstream, projection):
     """∂o_i·v_j − δ_i, (keys, queries). For float32, −δ comes first: the two may all but cancel."""
     if value.dtype == tl.float32:
-        shape: tl.constexpr = (value.shape[0], upstream.shape[0])
-        start = tl.broadcast_to(-projection[None, :], shape)
+        start = tl.broadcast_to(-projection[None, :], (value.shape[0], upstream.shape[0]))
         return tl.dot(value, tl.trans(upstream), start, input_precision="ieee")
     else:
         return tl.dot(value, tl.trans(upstream), input_precision="ieee") - projection[None, :]
