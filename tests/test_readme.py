@@ -336,6 +336,36 @@ def test_the_trial_of_embeddings_is_that_of_its_file():
     assert "60 epochs give {} % instead of {}".format(*shown) in flowing
 
 
+def test_the_trial_without_decay_is_that_of_its_file():
+    flowing = " ".join((ROOT / "docs/training.md").read_text().split())
+    rows = read_results("trial-no-decay-nvidia-h200.csv")
+    found = {
+        (row["recipe"], row["epochs"], int(row["epoch"]), row["decay_of_feature_maps"]): row["top1"]
+        for row in rows
+    }
+    for row in read_results("cifar100-short-nvidia-h200.csv"):
+        assert found.get((row["recipe"], "60", 60, "yes"), row["top1"]) == row["top1"]
+
+    def shown(model):
+        key = f"cifar100-short-{model}", "60", 60
+        numbers = (Decimal(found[*key, decay]) for decay in ("no", "yes"))
+        return tuple(x.quantize(Decimal("0.1"), ROUND_HALF_UP) for x in numbers)
+
+    assert (
+        "60 epochs give {} % top-1 for ripple instead of {}".format(*shown("ripple-tiny"))
+        in flowing
+    )
+    assert "and {} for DeiT-LA instead of {}".format(*shown("deit-la-tiny")) in flowing
+    key = "cifar100-short-ripple-tiny", "100"
+    epochs = sorted({int(row["epoch"]) for row in rows if row["epochs"] == "100"})
+    ahead = [Decimal(found[*key, e, "no"]) - Decimal(found[*key, e, "yes"]) for e in epochs]
+    least, most = (x.quantize(Decimal("0.1"), ROUND_HALF_UP) for x in (min(ahead), max(ahead)))
+    words = (
+        f"{least} to {most} points ahead of that with decay at epochs {epochs[0]} to {epochs[-1]}"
+    )
+    assert words in flowing
+
+
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
 def test_commands_of_training_are_understood(page):
     lines = re.findall(r"^    ripple train (\S+)(.*?)(?:  #.*)?$", (ROOT / page).read_text(), re.M)
