@@ -127,10 +127,11 @@ def test_halting_keeps_the_sum_and_merges_less_than_the_threshold(logits, thresh
     weights = stick_breaking(logits)
     halted = halt(weights, threshold)
     at = int(halt_group(weights, threshold))
+    rounding = len(weights) * torch.finfo(torch.float64).eps
     torch.testing.assert_close(halted.sum(), weights.sum())
     assert torch.equal(halted[:at], weights[:at])
     if at < len(weights):
-        assert weights[at:].sum() < threshold
+        assert weights[at:].sum() < threshold + rounding
         assert (halted[at:] == halted[at]).all()
     if at > 0:
-        assert weights[at - 1 :].sum() >= threshold
+        assert weights[at - 1 :].sum() >= threshold - rounding
