@@ -1,5 +1,7 @@
 """The fused operators: all of a layer between its projections, against the layer in PyTorch."""
 
+from functools import partial
+
 import pytest
 import torch
 
@@ -56,7 +58,7 @@ def results(run, layer, x):
 CASES = [
     (RippleAttention, (5, 6), False, {"max_distance": 2}),
     (RippleAttention, (5, 6), True, {"max_distance": 3, "halt_threshold": 0.2}),
-    (RippleAttention, (20, 22), False, {"max_distance": 2, "eps": 0.0}),
+    (RippleAttention, (17, 16), False, {"max_distance": 2, "eps": 0.0}),
     (RippleAttention, (4, 9), False, {"partition": "logarithmic", "max_distance": 3}),
     (LinearAttention, (5, 7), False, {}),
     (LinearAttention, (9, 8), True, {"eps": 0.0, "feature_map_options": {"scaling": "scaled"}}),
@@ -69,28 +71,32 @@ CASES = [
 def test_fused_kernels_are_as_precise_as_the_layer(case, dtype):
     kind, grid, masked, options = CASES[case]
     layer, mask = make_layer(kind, **options), make_mask(grid) if masked else None
-    x = torch.randn(2 if masked else 1, *grid, 32)
-    exact = layer.double()
-    exact.implementation = "naive"
-    reference = results(lambda x: exact(x, key_padding_mask=mask), exact, x.double())
-    layer = layer.to(torch.float32)
-    layer.implementation = "tiled"
-    if dtype == torch.float16:  # parameters stay float32, as under autocast
-        x = x.half().float()
+    attend, attend_fused = partial(layer, key_padding_mask=mask), partial(fused, layer, mask=mask)
+    half = dtype == torch.float16  # parameters stay float32, as under autocast
+    if half:  # no feature so near to zero that rounding decides whether it has a gradient
+        features = torch.arange(layer.feature_map.num_features)
+        torch.nn.init.zeros_(layer.feature_map.fc.bias).data += 2.0 - 4.0 * (features % 2)
 
-    def plain(x):
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            return layer(x, key_padding_mask=mask)
+    def cast(run):
+        def inside(x):
+            with torch.autocast("cpu", dtype, enabled=half):
+                return run(x)
 
-    def ours(x):
-        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
-            return fused(layer, x, mask)
+        return inside
 
-    expected, got = results(plain, layer, x), results(ours, layer, x)
-    rounding = torch.finfo(dtype).eps
-    for a, b, true in zip(got, expected, reference, strict=True):
-        assert a.dtype == b.dtype
-        assert relative_error(a, true) <= 2 * relative_error(b, true) + rounding
+    errors = []
+    for _ in range(1 if half else 4):  # few numbers, as a bias's gradient, are rounded by luck
+        x = torch.randn(2 if masked else 1, *grid, 32)
+        x = x.half().float() if half else x
+        layer.double().implementation = "naive"
+        reference = results(attend, layer, x.double())
+        layer.float().implementation = "tiled"
+        found = [results(cast(run), layer, x) for run in (attend_fused, attend)]
+        assert [a.dtype for a in found[0]] == [b.dtype for b in found[1]]
+        for given in found:
+            errors.append([relative_error(a, b) for a, b in zip(given, reference, strict=True)])
+    ours, plain = (torch.tensor(errors[i::2]).square().mean(0).sqrt() for i in (0, 1))
+    assert (ours <= 2 * plain + torch.finfo(dtype).eps).all()
 
 
 @interpreted
