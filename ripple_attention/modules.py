@@ -29,6 +29,8 @@ from ripple_attention.ops.triton_support import auto_takes_kernels, triton_refus
 from ripple_attention.partition import Partition, chebyshev, logarithmic
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
+CLASS_TOKEN = "A class token has no place on the grid: pool the tokens instead."
+
 
 class GridAttention(nn.Module):
     """Multi-head self-attention over a grid of tokens; subclasses say how tokens are weighed.
@@ -133,17 +135,17 @@ class GridAttention(nn.Module):
         if x.dim() == 3 and grid_size is None and self.needs_grid:
             raise ValueError(
                 f"{name} needs to know where tokens lie: pass (B, H, W, C), or grid_size=(H, W) "
-                f"with (B, L, C); got x.shape={tuple(x.shape)} and {grid_size=}. A class token has "
-                "no place on the grid: pool the tokens instead."
+                f"with (B, L, C); got x.shape={tuple(x.shape)} and {grid_size=}. {CLASS_TOKEN}"
             )
         if grid_size is None:
             return
         pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2 and min(grid_size) >= 0
         size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
         if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
+            one_more = pair and size == grid_size[0] * grid_size[1] + 1
             raise ValueError(
                 f"grid_size=(H, W) must hold the tokens of x, H·W = L; got {grid_size=} and "
-                f"x.shape={tuple(x.shape)}"
+                f"x.shape={tuple(x.shape)}" + (f". {CLASS_TOKEN}" if one_more else "")
             )
 
 
@@ -197,6 +199,11 @@ class LinearAttention(GridAttention):
                 num_heads=num_heads,
                 num_features=num_features,
                 **(feature_map_options or {}),
+            )
+        if not isinstance(feature_map, FeatureMap):
+            raise TypeError(
+                "feature_map is a name or a FeatureMap, which takes queries and keys; got "
+                f"{feature_map!r}: derive it from ripple_attention.FeatureMap"
             )
         self.feature_map = feature_map
         self.eps = check_eps(eps)

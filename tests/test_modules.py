@@ -207,6 +207,10 @@ def test_bad_input_is_refused(x):
         layer(x.flatten(1, 2))
     with pytest.raises(ValueError, match=r"H·W = L; got grid_size=\(5, 6\)"):
         layer(x.flatten(1, 2), grid_size=(5, 6))
+    with pytest.raises(ValueError, match=r"H·W = L; got grid_size=\(2, 17\).*class token"):
+        layer(x.flatten(1, 2), grid_size=(2, 17))
+    with pytest.raises(TypeError, match="feature_map is a name or a FeatureMap.*got ReLU"):
+        make(RippleAttention, feature_map=torch.nn.ReLU())
     with pytest.raises(
         ValueError, match=r"takes floating-point x as \(B, H, W, 24\).*got x.shape=\(2, 5, 7, 12\)"
     ):

@@ -460,6 +460,10 @@ def test_foreign_weights_are_refused(whole, tmp_path):
         find_weights(tmp_path / "nothing")
     with pytest.raises(CheckpointError, match="holds ema.safetensors"):
         find_weights(tmp_path, ema=True)
+    (tmp_path / "model.safetensors").touch()
+    for path in (tmp_path, Path("embedded")):
+        with pytest.raises(CheckpointError, match=f"{path} has no running mean.*leave out --ema"):
+            find_weights(path, ema=True)
     assert find_weights(whole[0]) == whole[0] / "model.safetensors"
 
 

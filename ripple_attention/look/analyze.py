@@ -149,11 +149,18 @@ def pictures_of_folder(folder: Path, count: int) -> list[Image.Image]:
 
 def recipe_pictures(weights: Path, image_size: int, count: int) -> list[Image.Image]:
     """Pictures that a checkpoint's recipe tests with, spread over the whole set."""
+    from ripple_attention.data.images import DataError
     from ripple_attention.data.module import open_data
     from ripple_attention.train.checkpoint import read_description
 
     recipe: Any = read_description(weights)[0]
-    data = open_data(recipe, False, image_size)
+    try:
+        data = open_data(recipe, False, image_size)
+    except DataError as error:
+        raise DataError(
+            f"{error} (an option of `ripple train`); or look at pictures of your own, "
+            "--images FOLDER"
+        ) from error
     count = min(count, len(data))
     return [data[i * len(data) // count][0] for i in range(count)]
 

@@ -170,6 +170,8 @@ class GridVisionTransformer(VisionTransformer):
             taken["partition"] = dense(self.patch_embed.grid_size)
         taken |= {"qkv_bias": kwargs.get("qkv_bias", True), "num_heads": num_heads}
         taken |= {"proj_drop": kwargs.get("proj_drop_rate", 0.0), "ripple_layers": ripple_layers}
+        if ripple_layers < 0:
+            raise ValueError(f"ripple_layers counts layers, from the first; got {ripple_layers}")
         for index, block in enumerate(self.blocks):
             block.attn = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
             _init_like_timm(block.attn)

@@ -576,10 +576,10 @@ def _tile_table(
     """Rows and columns of a tile, rows of the window at once, and options of the launch.
 
     Tiles of 64 queries are products of warp groups on a Hopper GPU. For some heads of 33 to 64
-    value channels that cannot be copied 16 bytes at a time, with fewer features, the query's
-    gradients came out wrong there: the product with the far sum took, from the 17th channel on,
-    what had been in shared memory before (Triton 3.6; not understood). Heads of odd widths go as
-    the widest do, by 32 queries, which is right.
+    value channels, with fewer than 33 features, the query's gradients came out wrong there: the
+    product with the far sum took, from the 17th channel on, what had been in shared memory before
+    (Triton 3.6; not understood). Heads of odd widths go as the widest do, by 32 queries, which is
+    right.
 
     Args:
         role: "forward", "query" or "key".

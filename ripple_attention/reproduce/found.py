@@ -45,7 +45,7 @@ def read_results(folder: Path = FOLDER) -> Results:
     if not folder.is_dir():
         raise ValueError(
             f"results are read from a folder of CSV files; there is no folder {folder}: run this "
-            "in a checkout of the repository, or name the folder of your own"
+            "in a checkout of the repository"
         )
     results, seen = Results(), set()
     for path in sorted(folder.rglob("*.csv")):

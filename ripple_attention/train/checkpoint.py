@@ -143,7 +143,10 @@ def find_weights(path: Path, ema: bool = False) -> Path:
     name = list(WEIGHTS)[ema]
     if path.is_file():
         return path
+    no_mean = f"{path} has no running mean of the weights, {name}: leave out --ema"
     if path == Path("embedded") and not path.exists():
+        if ema:
+            raise CheckpointError(no_mean)
         return EMBEDDED
     candidates = [path / name]
     checkpoints = path / "checkpoints"
@@ -151,6 +154,8 @@ def find_weights(path: Path, ema: bool = False) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
+    if ema and any(candidate.with_name(next(iter(WEIGHTS))).is_file() for candidate in candidates):
+        raise CheckpointError(no_mean)
     raise CheckpointError(
         f"a checkpoint is a .safetensors file, a folder of a run that holds {name}, or `embedded`; "
         f"{path} is none of these" + ("" if path.exists() else ": it does not exist")

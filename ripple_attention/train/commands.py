@@ -122,8 +122,8 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="[CHECKPOINT] PICTURE...",
-            help="A .safetensors file, or the folder of a checkpoint or a run; a classifier of "
-            "digits that comes with the package unless given. Then pictures.",
+            help="A .safetensors file, or the folder of a checkpoint or a run; `embedded`, a "
+            "classifier of CIFAR-100 that comes with the package, unless given. Then pictures.",
         ),
     ],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
