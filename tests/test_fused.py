@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from inputs import relative_error
-from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton
+from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, use_tiles
 from ripple_attention import LinearAttention, RippleAttention, record_spatial_weights
 from ripple_attention.ops.fused import fused_linear_attention, fused_ripple_attention
+from ripple_attention.ops.triton_support import is_whole
 
 pytestmark = needs_triton
 
@@ -58,7 +59,7 @@ def results(run, layer, x):
 CASES = [
     (RippleAttention, (5, 6), False, {"max_distance": 2}),
     (RippleAttention, (5, 6), True, {"max_distance": 3, "halt_threshold": 0.2}),
-    (RippleAttention, (17, 16), False, {"max_distance": 2, "eps": 0.0}),
+    (RippleAttention, (11, 10), False, {"max_distance": 2, "eps": 0.0}),  # more than a window
     (RippleAttention, (4, 9), False, {"partition": "logarithmic", "max_distance": 3}),
     (LinearAttention, (5, 7), False, {}),
     (LinearAttention, (9, 8), True, {"eps": 0.0, "feature_map_options": {"scaling": "scaled"}}),
@@ -72,6 +73,9 @@ def test_fused_kernels_are_as_precise_as_the_layer(case, dtype):
     kind, grid, masked, options = CASES[case]
     layer, mask = make_layer(kind, **options), make_mask(grid) if masked else None
     attend, attend_fused = partial(layer, key_padding_mask=mask), partial(fused, layer, mask=mask)
+    use_tiles()
+    if kind is RippleAttention:
+        assert is_whole(*grid, layer.partition.radii) == (grid != (11, 10))
     half = dtype == torch.float16  # parameters stay float32, as under autocast
     if half:  # no feature so near to zero that rounding decides whether it has a gradient
         features = torch.arange(layer.feature_map.num_features)
