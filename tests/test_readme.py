@@ -165,6 +165,46 @@ def test_figures_of_speed_are_those_of_their_files():
             assert number == (str(min(chosen)) if chosen else "–")
 
 
+def test_the_last_versions_of_the_tuning_log_are_of_their_files():
+    text = " ".join((ROOT / "docs/performance.md").read_text().split())
+    found = {}
+    for row in read_results("slabs-nvidia-h200.csv"):
+        key = row["version"].split()[0], row["tokens"], row["batch"], row["max_registers"]
+        found.setdefault((*key, row["tiles_of_a_strip"], row["note"]), row["microseconds"])
+
+    def keys(registers, tokens="256", batch="392", kind="two tiles at a time"):
+        return found["14", tokens, batch, registers, "", f"first machine: {kind}"]
+
+    assert f"Came {float(keys('128', kind='a tile at a time')):.0f}: now shared memory" in text
+    assert f"1,245 instructions: {keys('255')} µs with 255 registers" in text
+    spilled = f"({float(keys('224')):.0f} to {float(keys('168')):.0f} µs)"
+    assert (
+        f"with fewer they spill {spilled}. 196 tokens, batch 512: {keys('255', '196', '512')}"
+        in text
+    )
+
+    def sums(registers, when):
+        return found["14", "4096", "4", registers, "1", f"first machine: sums are copied {when}"]
+
+    before, after = sums("96", "after the window is met"), sums("96", "with the window")
+    assert f"came −{float(before) - float(after):.1f} ({after} instead of {before})" in text
+    assert f"wait less for their windows: {sums('128', 'with the window')}." in text
+    note = "second machine: and no rows that nobody sees, queries before sums"
+    sizes = ("4096", "1"), ("16384", "4"), ("65536", "8")
+    small, large, largest = (found["15", t, "4", "128", tiles, note] for t, tiles in sizes)
+    last = (
+        f"{float(small):.1f} µs at 4,096 tokens, {float(large):.1f} at 16,384, {float(largest):.1f}"
+    )
+    assert f"{last} at 65,536." in text
+    steps = [
+        row
+        for row in read_results("timeline-steps-nvidia-h200.csv")
+        if row["to"] == "the window is there"
+    ]
+    waits = [float(x) for name, x in steps[0].items() if name.startswith(("mean", "of_"))]
+    assert f"waits {round(min(waits), 1)} to {max(waits):.1f} µs for its window" in text
+
+
 def test_what_passed_on_a_gpu_is_in_files():
     text = " ".join((ROOT / "docs/performance.md").read_text().split())
     cases = read_results("random-cases-nvidia-h200.csv")

@@ -140,7 +140,8 @@ def find_weights(path: Path, ema: bool = False) -> Path:
 
     `embedded` is the one that comes with the package.
     """
-    name = list(WEIGHTS)[ema]
+    plain, mean = WEIGHTS
+    name = mean if ema else plain
     if path.is_file():
         return path
     no_mean = f"{path} has no running mean of the weights, {name}: leave out --ema"
@@ -154,7 +155,7 @@ def find_weights(path: Path, ema: bool = False) -> Path:
     for candidate in candidates:
         if candidate.is_file():
             return candidate
-    if ema and any(candidate.with_name(next(iter(WEIGHTS))).is_file() for candidate in candidates):
+    if ema and any(candidate.with_name(plain).is_file() for candidate in candidates):
         raise CheckpointError(no_mean)
     raise CheckpointError(
         f"a checkpoint is a .safetensors file, a folder of a run that holds {name}, or `embedded`; "
