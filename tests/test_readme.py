@@ -205,6 +205,25 @@ def test_the_last_versions_of_the_tuning_log_are_of_their_files():
     assert f"waits {round(min(waits), 1)} to {max(waits):.1f} µs for its window" in text
 
 
+def test_launches_cost_what_the_file_says():
+    text = " ".join((ROOT / "docs/performance.md").read_text().split())
+    times = {
+        (row["system"], row["pass"], row["compile_mode"]): f"{float(row['steps_in_a_row_ms']):.1f}"
+        for row in read_results("graphs-nvidia-h200.csv")
+    }
+
+    def both(system, step):
+        modes = ("reduce-overhead", "default")
+        return (times[system, step, mode] for mode in modes)
+
+    ours, theirs = "ripple, R_max 4", "DeiT, softmax SDPA"
+    with_graphs, without = both(ours, "training step")
+    assert f"in a row took {with_graphs} ms so and {without} without" in text
+    assert "(DeiT: {} and {})".format(*both(theirs, "training step")) in text
+    assert "forward passes {} and {}".format(*both(ours, "forward")) in text
+    assert "({} and {})".format(*both(theirs, "forward")) in text
+
+
 def test_what_passed_on_a_gpu_is_in_files():
     text = " ".join((ROOT / "docs/performance.md").read_text().split())
     cases = read_results("random-cases-nvidia-h200.csv")

@@ -11,6 +11,7 @@ from typing import Any
 
 import timm
 import torch
+import torch._dynamo.config
 import torch._inductor.config
 import torch.nn.functional as F
 from torch import nn
@@ -85,6 +86,9 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
         "compiled": config.compile,
         "embed_dim": config.width,
     }
+    if config.compile:  # a block of each kind counts, and beyond the limit none is compiled
+        torch._dynamo.config.recompile_limit = 2 * len(config.systems) + 1
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
     if config.compile and device.type == "cuda":
         progress("compiling all models, side by side")
         fill_caches(config)
