@@ -127,6 +127,13 @@ class GridAttention(nn.Module):
                 f"{name} takes floating-point x as (B, H, W, {dim}) or (B, L, {dim}); "
                 f"got x.shape={tuple(x.shape)}, {x.dtype=}"
             )
+        weight = self.qkv.weight
+        if x.dtype != weight.dtype and weight.is_floating_point() and autocast_dtype(x) is None:
+            raise ValueError(
+                f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
+                f"and weights of {weight.dtype}. Convert one of them: x.to({weight.dtype}) or "
+                f"layer.to({x.dtype})"
+            )
         if value is not None and value.shape != x.shape:
             raise ValueError(
                 f"value must have the shape of x; got value.shape={tuple(value.shape)} and "
@@ -382,6 +389,11 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     recorded: dict[str, Tensor] = {}
     handles = []
+    if not any(isinstance(module, SpatialWeights) for module in model.modules()):
+        raise ValueError(
+            f"record_spatial_weights needs a model with RippleAttention layers; "
+            f"{type(model).__name__} has none. `ripple models` lists models that do"
+        )
     for name, module in model.named_modules():
         if isinstance(module, SpatialWeights):
 

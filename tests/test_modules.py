@@ -215,6 +215,10 @@ def test_bad_input_is_refused(x):
         ValueError, match=r"takes floating-point x as \(B, H, W, 24\).*got x.shape=\(2, 5, 7, 12\)"
     ):
         layer(x[..., :12])
+    with pytest.raises(ValueError, match="dtype of RippleAttention's weights.*bfloat16.*float64"):
+        layer(x.bfloat16())
+    with pytest.raises(ValueError, match="needs a model with RippleAttention layers; Linear has"):
+        record_spatial_weights(torch.nn.Linear(2, 2)).__enter__()
     with pytest.raises(ValueError, match="value.shape="):
         layer(x, x[:, :4])
     with pytest.raises(ValueError, match="must be bool"):

@@ -147,6 +147,15 @@ def test_linear_attention_passes_gradcheck(eps):
     assert torch.autograd.gradcheck(lambda *x: linear_attention(*x, eps=eps), leaves)
 
 
+@pytest.mark.parametrize("implementation", ["tiled", "table"])
+def test_second_derivatives_are_refused_with_a_remedy(implementation):
+    q, k, v, weights = make_inputs((3, 4), chebyshev(2))
+    out = run(implementation, chebyshev(2))(q.requires_grad_(), k, v, weights)
+    (grad,) = torch.autograd.grad(out.sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match=f"{implementation}' has first.*use .*'naive'"):
+        grad.sum().backward()
+
+
 def test_ripple_softmax_passes_gradcheck():
     partition = chebyshev(2)
     inputs = tuple(x.requires_grad_() for x in make_inputs((2, 3), partition, batch=1))

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.library import in_full_precision
+from ripple_attention.ops.library import in_full_precision, refuse_second_derivatives
 from ripple_attention.ops.triton_support import far_sums_like, late
 
 MAX_WIDTH = 64  # of a head's channels and features, which the front keeps in registers
@@ -62,6 +62,7 @@ def _register(
         return grad_qkv, None, *grads, *(None for _ in ctx.options)
 
     forward.register_autograd(differentiate, setup_context=setup_context)
+    refuse_second_derivatives(backward, name)
 
     def operator(*args: Any) -> Tensor:
         return forward(*args)[0]

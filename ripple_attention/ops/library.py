@@ -68,6 +68,7 @@ def register(
         return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None, None
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
+    refuse_second_derivatives(backward_op, name)
 
     def operator(*args: Any) -> Tensor:
         return forward_op(*args)[0]
@@ -90,6 +91,18 @@ def register(
         return operator(*args) if learns else inference_op(*args)
 
     return either
+
+
+def refuse_second_derivatives(backward_op: Any, name: str) -> None:
+    """Has a gradient's own gradient answered with what can be done instead."""
+
+    def refuse(*_: Any) -> Any:
+        raise NotImplementedError(
+            f"implementation={name!r} has first derivatives only; for gradients of gradients use "
+            "implementation='naive'"
+        )
+
+    backward_op.register_autograd(refuse)
 
 
 def _row_major(backward: Backward) -> Backward:
