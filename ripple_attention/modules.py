@@ -127,7 +127,7 @@ class GridAttention(nn.Module):
                 f"{name} takes floating-point x as (B, H, W, {dim}) or (B, L, {dim}); "
                 f"got x.shape={tuple(x.shape)}, {x.dtype=}"
             )
-        weight = self.qkv.weight
+        weight = self.proj.weight
         if x.dtype != weight.dtype and weight.is_floating_point() and autocast_dtype(x) is None:
             raise ValueError(
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "

@@ -231,8 +231,10 @@ def test_what_passed_on_a_gpu_is_in_files():
     assert len(cases) == 1000 and f"[{len(passed)} passed](" in text
     tables = sum(row["kernels"] == "table_triton" for row in cases)
     assert passed.count("table_triton") == tables and f"All {tables} cases of tables pass." in text
-    last = read_results("tests-nvidia-h200.csv")[-1]
+    tests = read_results("tests-nvidia-h200.csv")
+    last = [row for row in tests if row["tests of make test-gpu"].startswith("all not marked")][-1]
     count = int(last["passed"]) + int(last["failed"])
+    assert f"cut off likewise, passed {tests[-1]['passed']} of {tests[-1]['passed']}," in text
     assert f"of {count} tests that are not marked slow [{last['passed']} passed](" in text
     errors = {"yes": [], "no": []}
     for row in read_results("reach-8-nvidia-h200.csv"):
@@ -423,6 +425,77 @@ def test_the_trial_without_decay_is_that_of_its_file():
         f"{least} to {most} points ahead of that with decay at epochs {epochs[0]} to {epochs[-1]}"
     )
     assert words in flowing
+
+
+def curve_of(folder, name, column):
+    """Means of a column over the five epochs before each evaluation, or its value there."""
+    rows, found = read_results(f"{folder}/{name}.csv"), {}
+    for row in rows:
+        if row["top1"]:
+            epoch = round(float(row["epoch"]))
+            last = [r for r in rows if r["loss"] and epoch - 5 < float(r["epoch"]) <= epoch]
+            losses = (float(r["loss"]) for r in last)
+            found[epoch] = statistics.mean(losses) if column == "loss" else float(row[column])
+    return found
+
+
+def test_the_trial_of_the_papers_rate_is_that_of_its_file():
+    flowing = " ".join((ROOT / "docs/training.md").read_text().split())
+    rows = {
+        (row["recipe"].removeprefix("cifar100-short-"), row["learning_rate"], row["epoch"]): row
+        for row in read_results("trial-lr-5e-4-nvidia-h200.csv")
+    }
+    losses, tops = {}, {}
+    for name in ("deit-tiny", "ripple-tiny"):
+        both = [rows[name, rate, "30"] for rate in ("0.0005", "0.001")]
+        losses[name] = tuple(f"{float(row['mean_loss_of_5_epochs']):.3f}" for row in both)
+        tops[name] = [Decimal(row["top1"]) for row in both]
+    assert "that of 1e-3, {} and {} over".format(*losses["deit-tiny"]) in flowing
+    assert "is higher, {} and {}:".format(*losses["ripple-tiny"]) in flowing
+    leads = [f"{r - d:.1f}" for r, d in zip(tops["ripple-tiny"], tops["deit-tiny"], strict=True)]
+    assert "leads by {} points at epoch 30 instead of {}".format(*leads) in flowing
+
+
+def test_leads_over_deit_are_those_of_their_files():
+    text = (ROOT / "docs/training.md").read_text()
+    flowing = " ".join(text.split())
+    runs = {row["recipe"]: row for row in read_results("cifar100-light-nvidia-h200.csv")}
+    for recipe, row in runs.items():
+        shown = (f"{float(row[x]):.1f}" for x in ("top1", "top5", "gradient_norm_max"))
+        assert f"| `{recipe} --epochs 60` | {' | '.join(shown)} |" in text
+
+    def leads(file, prefix):
+        tops = {}
+        for row in read_results(file):
+            tops.setdefault(row["recipe"].removeprefix(prefix), []).append(float(row["top1"]))
+        means = {name: statistics.mean(x) for name, x in tops.items()}
+        deit = means["deit-tiny"]
+        of_la = means.get("deit-la-tiny")
+        la = "–" if of_la is None else f"{of_la - deit:.1f}".replace("-", "−")
+        return f"| {deit:.1f} | {means['ripple-tiny'] - deit:.1f} | {la} |", means
+
+    light, means = leads("cifar100-light-nvidia-h200.csv", "cifar100-20-")
+    above = means["ripple-tiny"] - means["deit-la-tiny"]
+    assert f"Ripple is {above:.1f} points above DeiT-LA there" in flowing
+    short, means = leads("cifar100-short-nvidia-h200.csv", "cifar100-short-")
+    place = means["convit-tiny"] - means["deit-tiny"], means["ripple-tiny"] - means["convit-tiny"]
+    assert f"leads DeiT by {place[0]:.1f} points in 60 epochs" in flowing
+    assert f"ripple is {place[1]:.1f} points above ConViT" in flowing
+    stable, _ = leads("stability-nvidia-h200.csv", "cifar100-20-")
+    longer, _ = leads("cifar100-100-epochs-nvidia-h200.csv", "cifar100-short-")
+    assert f"light augmentation, 20 epochs, three seeds {stable}" in flowing
+    assert f"the paper's, 60 epochs {short}" in flowing
+    assert f"the paper's, 100 epochs {longer}" in flowing
+    assert f"light augmentation, 60 epochs {light}" in flowing
+    loss = {
+        name: curve_of("cifar100-light-nvidia-h200", name, "loss")
+        for name in ("deit", "la", "ripple")
+    }
+    behind = {epoch: loss["la"][epoch] - x for epoch, x in loss["deit"].items()}
+    ahead = {epoch: x - loss["ripple"][epoch] for epoch, x in loss["deit"].items()}
+    assert [epoch for epoch in behind if behind[epoch] < 0] == [5, 10, 15]
+    assert f"{behind[60]:.2f} above it at the end" in flowing and min(ahead.values()) > 0
+    assert f"by {max(ahead.values()):.2f} at most and by {ahead[60]:.2f} at the end" in flowing
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
