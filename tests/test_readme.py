@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from ripple_attention import paper
 from ripple_attention.bench.op import markdown_table, read_csv
 from ripple_attention.recipes import all_recipes, find_recipe
 from ripple_attention.train import commands
@@ -487,6 +488,16 @@ def test_leads_over_deit_are_those_of_their_files():
     assert f"the paper's, 60 epochs {short}" in flowing
     assert f"the paper's, 100 epochs {longer}" in flowing
     assert f"light augmentation, 60 epochs {light}" in flowing
+    theirs = {
+        name: Decimal(str(paper.ACCURACY[f"cifar100-{name}-tiny"][0]))
+        for name in ("deit", "deit-la", "convit", "ripple")
+    }
+    deit = theirs["deit"]
+    behind = f"{theirs['deit-la'] - deit:.1f}".replace("-", "−")
+    row = f"the paper, 300 epochs | {deit:.1f} | {theirs['ripple'] - deit:.1f} | {behind} |"
+    assert row in flowing and f"the paper's {deit:.1f} %" in flowing
+    assert f"({theirs['convit'] - deit:.1f} in the paper)" in flowing
+    assert f"({theirs['convit'] - theirs['ripple']:.1f} below it in the paper)" in flowing
     loss = {
         name: curve_of("cifar100-light-nvidia-h200", name, "loss")
         for name in ("deit", "la", "ripple")
