@@ -127,12 +127,12 @@ class GridAttention(nn.Module):
                 f"{name} takes floating-point x as (B, H, W, {dim}) or (B, L, {dim}); "
                 f"got x.shape={tuple(x.shape)}, {x.dtype=}"
             )
-        weight = self.proj.weight
-        if x.dtype != weight.dtype and weight.is_floating_point() and autocast_dtype(x) is None:
+        weight = getattr(self.proj, "weight", None)  # a quantised one's is no tensor
+        own = weight.dtype if isinstance(weight, Tensor) else x.dtype
+        if x.dtype != own and own.is_floating_point and autocast_dtype(x) is None:
             raise ValueError(
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
-                f"and weights of {weight.dtype}. Convert one of them: x.to({weight.dtype}) or "
-                f"layer.to({x.dtype})"
+                f"and weights of {own}. Convert one of them: x.to({own}) or layer.to({x.dtype})"
             )
         if value is not None and value.shape != x.shape:
             raise ValueError(

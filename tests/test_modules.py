@@ -201,6 +201,13 @@ def test_layers_run_on_meta_tensors():
         assert layer(torch.empty(2, 5, 7, 24)).shape == (2, 5, 7, 24)
 
 
+def test_projections_may_be_exchanged(x):
+    layer = make(RippleAttention)
+    expected = layer(x)
+    layer.qkv, layer.proj = torch.nn.Sequential(layer.qkv), torch.nn.Sequential(layer.proj)
+    assert torch.equal(layer(x), expected)
+
+
 def test_bad_input_is_refused(x):
     layer = make(RippleAttention)
     with pytest.raises(ValueError, match="needs to know where tokens lie.*class token"):
