@@ -118,6 +118,18 @@ def test_a_layer_uses_them_where_they_run_and_compiles():
 
 
 @interpreted
+def test_second_derivatives_are_refused_with_a_remedy():
+    layer, x = make_layer(LinearAttention), torch.randn(1, 2, 3, 32).requires_grad_()
+    (grad,) = torch.autograd.grad(fused(layer, x, None).sum(), x, create_graph=True)
+    with pytest.raises(NotImplementedError, match="fused kernels has first derivatives only.*fuse"):
+        grad.sum().backward()
+    layer.fuse = False
+    (grad,) = torch.autograd.grad(layer(x).sum(), x, create_graph=True)
+    grad.sum().backward()
+    assert x.grad.norm() > 0
+
+
+@interpreted
 def test_a_layer_does_without_them_where_they_do_not_fit():
     x = torch.randn(1, 4, 5, 32)
 

@@ -62,7 +62,8 @@ def _register(
         return grad_qkv, None, *grads, *(None for _ in ctx.options)
 
     forward.register_autograd(differentiate, setup_context=setup_context)
-    refuse_second_derivatives(backward, name)
+    remedy = "use implementation='naive' of a ripple layer, or set fuse = False of a linear one"
+    refuse_second_derivatives(backward, "a layer by fused kernels", remedy)
 
     def operator(*args: Any) -> Tensor:
         return forward(*args)[0]

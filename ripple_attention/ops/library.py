@@ -68,7 +68,7 @@ def register(
         return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None, None
 
     forward_op.register_autograd(differentiate, setup_context=setup_context)
-    refuse_second_derivatives(backward_op, name)
+    refuse_second_derivatives(backward_op, f"implementation={name!r}", "use implementation='naive'")
 
     def operator(*args: Any) -> Tensor:
         return forward_op(*args)[0]
@@ -93,13 +93,12 @@ def register(
     return either
 
 
-def refuse_second_derivatives(backward_op: Any, name: str) -> None:
+def refuse_second_derivatives(backward_op: Any, what: str, remedy: str) -> None:
     """Has a gradient's own gradient answered with what can be done instead."""
 
     def refuse(*_: Any) -> Any:
         raise NotImplementedError(
-            f"implementation={name!r} has first derivatives only; for gradients of gradients use "
-            "implementation='naive'"
+            f"{what} has first derivatives only; for gradients of gradients {remedy}"
         )
 
     backward_op.register_autograd(refuse)
