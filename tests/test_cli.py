@@ -37,6 +37,11 @@ from ripple_attention.train.evaluate import Predictor, evaluate
 PNG = b"\x89PNG"
 
 
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch):
+    monkeypatch.setattr(measure, "AT_LEAST", 0.01)
+
+
 def ripple(*words):
     return CliRunner().invoke(cli.app, [str(word) for word in words])
 

@@ -13,6 +13,8 @@ import torch
 
 Step = Callable[[], object]
 
+AT_LEAST = 0.2  # seconds of runs in a row that one sample is the median of
+
 
 def seconds(step: Step, device: torch.device) -> float:
     """The wall-clock time of one step, finished on the device too."""
@@ -51,7 +53,7 @@ def interleaved_seconds(
     return samples
 
 
-def _turn(step: Step, device: torch.device, as_graph: bool, at_least: float = 0.2) -> float:
+def _turn(step: Step, device: torch.device, as_graph: bool) -> float:
     """The median of a few runs in a row, the first left out: it finds caches of another's data.
 
     On a GPU by events on the device, its cache emptied before each run.
@@ -59,13 +61,13 @@ def _turn(step: Step, device: torch.device, as_graph: bool, at_least: float = 0.
     if device.type == "cuda":
         step()  # compiles kernels
     first = seconds(step, device)
-    if device.type == "cuda" and first < at_least:
+    if device.type == "cuda" and first < AT_LEAST:
         from triton.testing import do_bench
 
-        timed, milliseconds = _as_graph(step) if as_graph else step, 1e3 * at_least / 2
+        timed, milliseconds = _as_graph(step) if as_graph else step, 1e3 * AT_LEAST / 2
         return float(do_bench(timed, warmup=25, rep=milliseconds, return_mode="median")) / 1e3
     runs = [seconds(step, device)]
-    while sum(runs) + first < at_least:
+    while sum(runs) + first < AT_LEAST:
         runs.append(seconds(step, device))
     return statistics.median(runs)
 
