@@ -123,7 +123,9 @@ def test_position_matters(kind):
 def test_layers_compile_without_a_graph_break(kind, x):
     torch.compiler.reset()
     layer = make(kind)
-    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    # One with autograd's graph, too, which takes longest: that with the most kinds of operation.
+    backend = "aot_eager" if kind is ConvSPELinearAttention else "eager"
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for height in (5, 4, 3):
         part = x[:, :height]
         assert relative_error(compiled(part), layer(part)) < 1e-12
