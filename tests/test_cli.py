@@ -39,7 +39,7 @@ PNG = b"\x89PNG"
 
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch):
-    monkeypatch.setattr(measure, "AT_LEAST", 0.01)
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.01)
 
 
 def ripple(*words):

@@ -13,7 +13,7 @@ import torch
 
 Step = Callable[[], object]
 
-AT_LEAST = 0.2  # seconds of runs in a row that one sample is the median of
+SAMPLE_SECONDS = 0.2  # of runs in a row, of which a sample is the median
 
 
 def seconds(step: Step, device: torch.device) -> float:
@@ -61,13 +61,13 @@ def _turn(step: Step, device: torch.device, as_graph: bool) -> float:
     if device.type == "cuda":
         step()  # compiles kernels
     first = seconds(step, device)
-    if device.type == "cuda" and first < AT_LEAST:
+    if device.type == "cuda" and first < SAMPLE_SECONDS:
         from triton.testing import do_bench
 
-        timed, milliseconds = _as_graph(step) if as_graph else step, 1e3 * AT_LEAST / 2
+        timed, milliseconds = _as_graph(step) if as_graph else step, 1e3 * SAMPLE_SECONDS / 2
         return float(do_bench(timed, warmup=25, rep=milliseconds, return_mode="median")) / 1e3
     runs = [seconds(step, device)]
-    while sum(runs) + first < AT_LEAST:
+    while sum(runs) + first < SAMPLE_SECONDS:
         runs.append(seconds(step, device))
     return statistics.median(runs)
 
