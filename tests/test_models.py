@@ -128,20 +128,40 @@ def test_eps_reaches_every_layer_with_features(name, options, eps):
 
 def test_a_deit_checkpoint_loads_with_its_positions_resized():
     source = timm.create_model("deit_tiny_patch16_224")
-    target = create("deit6_tiny_patch16_224", img_size=160, num_heads=3)
-    target.load_state_dict(adapt_state_dict({"model": source.state_dict()}, target))
-    assert torch.equal(target.blocks[3].attn.qkv.weight, source.blocks[3].attn.qkv.weight)
-    assert target.pos_embed.shape == (1, 100, 192)
+    for tokens in (0, 1):
+        target = create(
+            "deit6_tiny_patch16_224", img_size=160, num_heads=3, class_token=tokens == 1
+        )
+        target.load_state_dict(adapt_state_dict({"model": source.state_dict()}, target))
+        assert torch.equal(target.blocks[3].attn.qkv.weight, source.blocks[3].attn.qkv.weight)
+        assert target.pos_embed.shape == (1, 100 + tokens, 192)
+    assert torch.equal(target.cls_token, source.cls_token)
+    assert torch.equal(target.pos_embed[:, 0], source.pos_embed[:, 0])
 
 
-def test_the_softmax_model_is_deit_without_a_class_token():
+@pytest.mark.parametrize("class_token", [False, True])
+def test_the_softmax_model_is_deit_with_a_mean_or_a_class_token(class_token):
     theirs = timm.create_model(
-        "deit_tiny_patch16_224", class_token=False, global_pool="avg", fc_norm=False, depth=3
-    ).eval()
-    ours = create("deit6_tiny_patch16_224", num_heads=3, depth=3).eval()
+        "deit_tiny_patch16_224", depth=3, fc_norm=False, dynamic_img_size=True,
+        class_token=class_token, global_pool="token" if class_token else "avg",
+    ).eval()  # fmt: skip
+    ours = create("deit6_tiny_patch16_224", num_heads=3, depth=3, class_token=class_token).eval()
     ours.load_state_dict(theirs.state_dict())
-    x = torch.randn(1, 3, 224, 224)
-    assert relative_error(ours(x), theirs(x)) < 1e-5
+    for size in ((224, 224), (160, 192)):
+        x = torch.randn(1, 3, *size)
+        assert relative_error(ours(x), theirs(x)) < 1e-5
+        got, expected = (m.forward_intermediates(x, indices=1)[1][0] for m in (ours, theirs))
+        assert got.shape == expected.shape == (1, 192, size[0] // 16, size[1] // 16)
+        assert relative_error(got, expected) < 1e-5
+
+
+def test_linear_attention_takes_a_class_token_and_ripples_refuse_it():
+    model = create("deit_la_tiny_patch2_32", depth=2, class_token=True)
+    assert model.pos_embed.shape == (1, 257, 192)
+    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 100)
+    for name in ("ripple_tiny_patch2_32", "convit6_tiny_patch2_32", "deit_la_rope_tiny_patch2_32"):
+        with pytest.raises(ValueError, match="takes no class_token; .*: pool the tokens instead"):
+            create(name, depth=2, class_token=True)
 
 
 def test_safetensors_load(tmp_path):

@@ -57,24 +57,27 @@ default_cfgs = generate_default_cfgs({name: _cfg(arguments) for name, arguments 
 def adapt_state_dict(
     state_dict: dict[str, Tensor], model: GridVisionTransformer
 ) -> dict[str, Tensor]:
-    """A DeiT or ViT checkpoint for a model without class token, position embeddings resized.
+    """A DeiT or ViT checkpoint for one of our models, position embeddings resized.
 
-    The class token and its position have no counterpart and are left out; so is a distillation
-    token with its head.
+    A distillation token and its head are left out; so are, unless the model has one, the class
+    token and its position.
     """
     state_dict = state_dict.get("model", state_dict)  # type: ignore[assignment]
     adapted = {}
     for name, value in state_dict.items():
-        if name in ("cls_token", "dist_token") or name.startswith("head_dist."):
+        if name == "dist_token" or name.startswith("head_dist."):
+            continue
+        if name == "cls_token" and model.cls_token is None:
             continue
         if name == "pos_embed":
             if model.pos_embed is None:
                 continue
             side = int(value.shape[1] ** 0.5)
             prefix = value.shape[1] - side * side
-            value = resample_abs_pos_embed(
+            positions = resample_abs_pos_embed(
                 value[:, prefix:], new_size=list(model.patch_embed.grid_size), num_prefix_tokens=0
             )
+            value = torch.cat([value[:, : model.num_prefix_tokens], positions], 1)
         adapted[name] = value
     return adapted
 

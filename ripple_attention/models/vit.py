@@ -18,6 +18,7 @@ from ripple_attention.models.encodings import (
 )
 from ripple_attention.models.gated import GatedPositionalAttention
 from ripple_attention.modules import (
+    CLASS_TOKEN,
     GridAttention,
     LinearAttention,
     RippleAttention,
@@ -129,7 +130,7 @@ class GridPatchEmbed(PatchEmbed):
 
 
 class GridVisionTransformer(VisionTransformer):
-    """A vision transformer without class token that keeps its tokens on their grid.
+    """A vision transformer that keeps its tokens on their grid, and takes their mean at the end.
 
     Images of any size and shape that the patches divide are taken; position embeddings are resized.
 
@@ -137,6 +138,8 @@ class GridVisionTransformer(VisionTransformer):
         attention: "ripple", "linear", "softmax", or another of `ATTENTIONS`.
         ripple_layers: How many layers, from the first, ripple; the others are linear attention.
         pos_embed: "learn" for absolute position embeddings, "none" for none.
+        class_token: Whether a token of its own, which has no place on a grid, is looked at instead
+            of the mean, as in DeiT. Tokens are in a row then, so layers that need a grid refuse it.
         max_distance, partition, weights, balanced, halt_threshold, tail, implementation: As in
             `RippleAttention`; `partition="dense"` has a ring for every distance of `img_size`.
         feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
@@ -149,6 +152,7 @@ class GridVisionTransformer(VisionTransformer):
         attention: str = "ripple",
         ripple_layers: int = 9,
         num_heads: int = 6,
+        class_token: bool = False,
         **kwargs: Any,
     ):
         if attention not in ATTENTIONS:
@@ -158,8 +162,8 @@ class GridVisionTransformer(VisionTransformer):
         kwargs.pop("dynamic_img_size", None)  # always: tokens stay on their grid
         super().__init__(
             num_heads=num_heads,
-            class_token=False,
-            global_pool=kwargs.pop("global_pool", "avg"),
+            class_token=class_token,
+            global_pool=kwargs.pop("global_pool", "token" if class_token else "avg"),
             fc_norm=kwargs.pop("fc_norm", False),  # norm, then mean, as in DeiT
             dynamic_img_size=True,
             block_fn=GridBlock,
@@ -175,27 +179,36 @@ class GridVisionTransformer(VisionTransformer):
         for index, block in enumerate(self.blocks):
             block.attn = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
             _init_like_timm(block.attn)
+            if class_token and block.attn.needs_grid:
+                name = type(block.attn).__name__
+                raise ValueError(f"{name} takes no class_token; got {class_token=}. {CLASS_TOKEN}")
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        """Adds the position embedding, resized to the grid of x (B, H, W, C)."""
+        """Adds the position embedding, resized to the grid of x (B, H, W, C); with a class token,
+        whose place is the first, tokens come in a row."""
+        B, H, W, _ = x.shape
+        if self.cls_token is not None:
+            x = torch.cat([self.cls_token.expand(B, -1, -1), x.flatten(1, 2)], 1)
         if self.pos_embed is not None:
-            _, H, W, _ = x.shape
             embedding = resample_abs_pos_embed(
                 self.pos_embed,
                 new_size=[H, W],
                 old_size=list(self.patch_embed.grid_size),
-                num_prefix_tokens=0,
+                num_prefix_tokens=self.num_prefix_tokens,
             )
-            x = x + embedding.unflatten(1, (H, W))
+            x = x + (embedding if self.cls_token is not None else embedding.unflatten(1, (H, W)))
         return self.pos_drop(x)
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Images (B, channels, height, width) → normed tokens in a row (B, L, C)."""
-        return super().forward_features(x, *args, **kwargs).flatten(1, 2)
+        tokens = super().forward_features(x, *args, **kwargs)
+        return tokens if tokens.dim() == 3 else tokens.flatten(1, 2)
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As timm's; tokens in a row where `output_fmt="NLC"`."""
         result = super().forward_intermediates(x, *args, **kwargs)
+        if self.cls_token is not None:
+            return result
         in_rows = kwargs.get("output_fmt") == "NLC"
         if isinstance(result, dict):
             intermediates, features = result["image_intermediates"], result.get("image_features")

@@ -19,6 +19,8 @@ class ModelSpec:
     """Probability that a residual branch of the last layer is left out; earlier ones less."""
     position_embeddings: bool = True
     """Learned absolute position embeddings."""
+    class_token: bool = False
+    """Classify a class token, as DeiT does, in place of the tokens' mean; not with ripples."""
     depth: int | None = None
     """Layers."""
     width: int | None = None

@@ -37,6 +37,8 @@ def create_model(spec: ModelSpec, num_classes: int) -> nn.Module:
         unused = sorted(options.keys() & {"ripple_layers", *RIPPLE_OPTIONS})
         if unused:
             raise ValueError(f"{name} has no ripples: leave out model.{', model.'.join(unused)}")
+    if not options["class_token"]:
+        del options["class_token"]  # as the named model has it
     scaling = options.pop("scaling", None)
     if scaling is not None:
         options["feature_map_options"] = {"scaling": scaling}
