@@ -14,7 +14,7 @@ from ripple_attention.spatial_weights import SpatialWeights
 pytestmark = needs_triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-KERNELS = ("map_kernel", "stick_kernel", "map_gradient_kernel", "stick_gradient_kernel")
+KERNELS = ("front_kernel", "map_gradient_kernel", "stick_gradient_kernel")
 NAMES = ("φ(q)", "φ(k)", "α", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
 
 
@@ -113,7 +113,7 @@ class Inputs:
 
         q, k, v = (self.qkv if qkv is None else qkv).unbind(3)
         settings = (self.parameters if parameters is None else parameters, self.case.options)
-        results = front_triton.front_forward(q, k, v, *settings, self.mask)
+        *results, _ = front_triton.front_forward(q, k, v, *settings, self.mask)
         upstream = list(self.upstream)
         if results[2] is None:
             upstream[2] = None
@@ -168,6 +168,28 @@ def test_linear_attention_has_no_weights():
     assert torch.equal(got[3][:, :, :, :2], expected[3][:, :, :, :2])
     padded = inputs.upstream[3].masked_fill(inputs._padded, 0)
     assert torch.equal(got[3][:, :, :, 2], padded)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", [*CASES[:3], CASES[5]], ids=lambda case: f"{case.grid}")
+@interpreted
+def test_sums_are_of_the_features_as_they_are_stored(case, dtype):
+    from ripple_attention.ops import front_triton
+
+    inputs = Inputs(case, dtype)
+    q, k, v = inputs.qkv.unbind(3)
+    if case.masked:
+        v[inputs.mask] = torch.nan
+    settings = (inputs.parameters, case.options, inputs.mask)
+    *expected, nothing = front_triton.front_forward(q, k, v, *settings)
+    *got, partial = front_triton.front_forward(q, k, v, *settings, sums=True)
+    assert nothing is None
+    assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+    values = torch.nn.functional.pad(v.double().nan_to_num(), (0, 1), value=1.0)
+    exact = torch.einsum("bhwne,bhwnm->bnem", values, got[1].double())
+    assert partial.dtype == torch.float32
+    assert partial[:, :, 0].shape == exact.shape
+    assert relative_error(partial.sum(2), exact) < 1e-6
 
 
 @interpreted
@@ -330,11 +352,13 @@ def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware):
     case = Case((32, 32), width, width, masked=hardware)
     inputs = Inputs(case, dtype)
     inputs.by_kernels()
-    assert list(dict.fromkeys(name for name, _ in compiled)) == list(KERNELS)
+    assert [name for name, _ in compiled] == [KERNELS[0], KERNELS[1], KERNELS[1], KERNELS[2]]
+    q, k, v = inputs.qkv.unbind(3)
+    front_triton.front_forward(q, k, v, inputs.parameters, case.options, sums=True)
     for name, binary in compiled:
         assert len(binary.asm["cubin"]) > 0
         limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
         assert binary.metadata.shared <= limit * 1024, name
-        products = dtype != torch.float32 and name != "stick_kernel"
+        products = dtype != torch.float32
         assert ("mma" in binary.asm["ptx"]) == products
-        assert ("sin.approx" in binary.asm["ptx"]) == (hardware and name.startswith("map"))
+        assert ("sin.approx" in binary.asm["ptx"]) == (hardware and not name.startswith("stick"))

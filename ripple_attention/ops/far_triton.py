@@ -1,17 +1,16 @@
 """Sums over an image as Triton kernels: the far part of tiles, and all of linear attention.
 
 Forward S = Σ_j φk_j [v_j, 1]ᵀ; backward T = Σ_i φq_i [∂o_i, −δ_i]ᵀ α_rest(i)/den_i. Programs sum
-chunks of tokens, which are added in a fixed order, so results repeat bit for bit. Every query takes
-part of S, so it is cut in two for tensor cores, x = high + low; and its sum of ones in three, all
-of its bits, because differences of denominators decide what counts as zero (`ops.common.settle`).
+chunks of tokens (those of S come from the fused front where there is one), which are added in a
+fixed order, so results repeat bit for bit. Every query takes part of S, so it is cut in two for
+tensor cores, x = high + low; and its sum of ones in three, all of its bits, because differences of
+denominators decide what counts as zero (`ops.common.settle`).
 This module imports triton.
 """
 
 # Kernels have no types to declare, and Triton's tuples no unpacking.
 # mypy: allow-untyped-defs, disable-error-code=assignment
 # ruff: noqa: SIM300
-
-from typing import Any
 
 import torch
 import triton
@@ -202,24 +201,27 @@ def cut_kernel(
     tl.store(at + 2 * M, last, mask=of_ones)
 
 
-def _sum_state(*inputs: Any) -> Tensor:
-    """S of keys and values, or T of queries and gradients: (B, N, E+1, M) in float32.
-
-    Chunks are summed in a fixed order, so results repeat bit for bit.
-    """
-    partial = _sum_chunks(*inputs)
+def _sum_state(partial: Tensor) -> Tensor:
+    """S or T from the shares of chunks, (B, N, E+1, M), in a fixed order."""
     return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
 
 
-def _cut_state(cut: Tensor, features: Tensor, *others: Any) -> Tensor:
-    """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it."""
-    partial = _sum_chunks(features, *others)
+def _cut_state(cut: Tensor, partial: Tensor, dtype: torch.dtype, overlap: bool = True) -> Tensor:
+    """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it.
+
+    Args:
+        cut: Where to.
+        partial: Shares of chunks, as `_sum_chunks` has them.
+        dtype: Of the inputs that it is to meet.
+        overlap: Whether to start before the kernel before ends: if that is `state_kernel`, as what
+            follows waits for this one alone.
+    """
     B, N, chunks, rows, M = partial.shape
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
     launch(
         cut_kernel, (B * N, _parts_of(rows * M, block), 1),
-        partial, cut, chunks, M, rows - 1, TYPES[features.dtype], rounds, block, overlaps(),
-        num_warps=4, **overlapping(),
+        partial, cut, chunks, M, rows - 1, TYPES[dtype], rounds, block, overlaps(),
+        num_warps=4, **(overlapping() if overlap else {}),
     )  # fmt: skip
     return cut
 

@@ -5,10 +5,10 @@ From q, k and v, as they lie in one qkv projection, to what the attention itself
     φ(x) = ReLU(W₂ [sin(W₁x̂); cos(W₁x̂)] + b₂),    x̂ = x as `FeatureMap.scale` leaves it
     α    = the stick of `stick_breaking`, halted as by `halt`, with o_g = ⟨P v + p, e_g⟩
 
-One kernel maps queries, or keys; one breaks sticks. (All in one holds twice the registers, and half
-the programs run at a time; and sums over an image are left to `far_triton`.) They need nothing of
-each other, so each may start before the one before it ends. Only results are written. Two turns
-make it cheap:
+and, where a sum over the image follows, shares of Σ φ(k)vᵀ. One kernel does it, in three roles: a
+program maps queries, or maps keys and sums, or breaks sticks. (A program that does all three at
+once holds twice the registers, and half as many run at a time.) Every program loads a block of
+tokens while it computes the one before. Only results are written. Two turns make it cheap:
 - The length of x is a factor on its angles, W₁x̂ = scale·W₁x: products take x, which is exact.
 - o_g = ⟨v, Pᵀe_g⟩ + ⟨p, e_g⟩: one vector for each head and stick, and P costs no token anything.
   In backward, the sums Σ ∂o_g v and Σ ∂o_g give the gradients of P, p and e.
@@ -44,6 +44,7 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from ripple_attention.feature_maps import Scaling
 from ripple_attention.ops.kernel_parts import (
+    _add_sums,
     _chunk,
     _dense_channels,
     _padded,
@@ -287,52 +288,76 @@ def _break_stick(
 
 
 @triton.jit
-def map_kernel(
-    first, x, mask, w1, w2, b2, phi, x_strides, mask_strides, phi_strides, L,
-    factor, N: tl.constexpr,
-    D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
-    UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
-    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
-    OVERLAP: tl.constexpr, KEYS: tl.constexpr,
+def _load_block(
+    x, strides, chunk, block, b, n, L, mask, mask_strides, D: tl.constexpr, PADDED_D: tl.constexpr,
+    MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):
-    """φ(x) of a chunk of one head."""
-    if OVERLAP:
-        gdc_launch_dependents()
-    dtype: tl.constexpr = x.dtype.element_ty
-    b, n, chunk = _chunk(first, N)
-    maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
-    for block in range(BLOCKS):
-        at, inside, present = _tokens(
-            chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
-        there = present if KEYS else inside
-        token = _load(x, x_strides, at, there, D, PADDED_D)
-        z = _features(token, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
-        features = tl.maximum(z, 0.0)
-        if KEYS and MASKED:
-            features = tl.where(there[:, None], features, 0.0)
-        _store(phi, phi_strides, at, inside, features, M, PADDED_M)
-    if OVERLAP:
-        gdc_wait()
+    """A block of a chunk, zero where not present; and beyond the chunk, as blocks load the next."""
+    at, _, present = _tokens(
+        chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
+    return _load(x, strides, at, present & (block < BLOCKS), D, PADDED_D)
 
 
 @triton.jit
-def stick_kernel(
-    first, v, mask, proj_w, proj_b, embedding, alpha, v_strides, mask_strides, alpha_strides,
-    L, threshold, N: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_G: tl.constexpr,
-    OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
-    HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
+def _map_chunk(
+    x, v, mask, w1, w2, b2, phi, partial, x_strides, v_strides, mask_strides, phi_strides,
+    b, n, chunk, L, chunks, factor, N: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
+    UNIT: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    SUMS: tl.constexpr, ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
 ):
-    """α of a chunk of one head."""
-    if OVERLAP:
-        gdc_launch_dependents()
-    groups: tl.constexpr = len(OFFSETS) + 1
-    b, n, chunk = _chunk(first, N)
-    vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
-    group = tl.arange(0, PADDED_G)
+    """φ(x) of a chunk of one head, zero where MASKED says so; and where SUMS its share of
+    Σ [v, 1] φ(x)ᵀ, (D+1, M)."""
+    dtype: tl.constexpr = x.dtype.element_ty
+    maps, bias = _load_map(w1, w2, b2, D, M, PADDED_D, PADDED_M, dtype, ANGLE_PARTS)
+    total = tl.zeros((PADDED_D, PADDED_M), tl.float32)
+    ones_total = tl.zeros((16, PADDED_M), tl.float32)  # 16 times the same: faster than shuffles
+    upcoming = _load_block(x, x_strides, chunk, 0, b, n, L, mask, mask_strides, D, PADDED_D,
+                           MASKED, TOKENS, BLOCKS)
     for block in range(BLOCKS):
+        token = upcoming
+        upcoming = _load_block(x, x_strides, chunk, block + 1, b, n, L, mask, mask_strides, D,
+                               PADDED_D, MASKED, TOKENS, BLOCKS)
         at, inside, present = _tokens(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
-        value = _load(v, v_strides, at, present, D, PADDED_D).to(tl.float32)
+        z = _features(token, maps, bias, factor, D, UNIT, dtype, PRECISION, HARDWARE)[0]
+        features = tl.maximum(z, 0.0)
+        if MASKED or SUMS:
+            features = tl.where(present[:, None], features, 0.0)
+        _store(phi, phi_strides, at, inside, features, M, PADDED_M)
+        if SUMS:
+            features = features.to(dtype)  # as they are stored
+            value = tl.trans(_load(v, v_strides, at, present, D, PADDED_D))
+            one = tl.full((16, TOKENS), 1.0, tl.float32).to(dtype)
+            if dtype == tl.float32:
+                total = _add_sums(value, features, total)
+                ones_total = _add_sums(one, features, ones_total)
+            else:
+                total = tl.dot(value, features, total)
+                ones_total = tl.dot(one, features, ones_total)
+    if SUMS:
+        start = partial + ((b * N + n) * chunks + chunk) * ((D + 1) * M)
+        _store_matrix(start, M, total, D, M)
+        _store_matrix(start + D * M, M, ones_total, 1, M)
+
+
+@triton.jit
+def _stick_chunk(
+    v, mask, proj_w, proj_b, embedding, alpha, v_strides, mask_strides, alpha_strides,
+    b, n, chunk, L, threshold, D: tl.constexpr, PADDED_D: tl.constexpr, PADDED_G: tl.constexpr,
+    OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
+    HARDWARE: tl.constexpr,
+):
+    """α of a chunk of one head."""
+    groups: tl.constexpr = len(OFFSETS) + 1
+    vectors, constants = _stick_vectors(embedding, proj_w, proj_b, n, D, PADDED_D, groups - 1)
+    group = tl.arange(0, PADDED_G)
+    upcoming = _load_block(v, v_strides, chunk, 0, b, n, L, mask, mask_strides, D, PADDED_D,
+                           MASKED, TOKENS, BLOCKS)
+    for block in range(BLOCKS):
+        value = upcoming.to(tl.float32)
+        upcoming = _load_block(v, v_strides, chunk, block + 1, b, n, L, mask, mask_strides, D,
+                               PADDED_D, MASKED, TOKENS, BLOCKS)
         _, _, weights, merged, share, _ = _break_stick(
             value, vectors, constants, threshold, OFFSETS, HARDWARE)
         # One store of whole rows: one for each group would touch the same sectors G times.
@@ -340,9 +365,41 @@ def stick_kernel(
         for g in tl.static_range(groups):
             weight = tl.where(merged[g], share, weights[g])
             rows = tl.where((group == g)[None, :], weight[:, None], rows)
+        at, inside, _ = _tokens(
+            chunk * BLOCKS + block, b, n, L, mask, mask_strides, False, TOKENS)
         _store(alpha, alpha_strides, at, inside, rows, groups, PADDED_G)
-    if OVERLAP:
-        gdc_wait()
+
+
+@triton.jit
+def front_kernel(
+    first, q, k, v, mask, w1, w2, b2, proj_w, proj_b, embedding, phi_q, phi_k, alpha, partial,
+    q_strides, k_strides, v_strides, mask_strides, phi_strides, alpha_strides,
+    L, chunks, factor, threshold, N: tl.constexpr,
+    D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
+    PADDED_G: tl.constexpr, UNIT: tl.constexpr, OFFSETS: tl.constexpr, MASKED: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
+    ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
+):
+    """For a chunk of one head, by the program's role: φ(q); or φ(k), and where SUMS its share of
+    Σ [v, 1] φ(k)ᵀ; or α. Roles of a chunk run together, as its q, k and v lie."""
+    b, n, chunk = _chunk(first, N)
+    role = tl.program_id(0) // N
+    if role == 0:
+        _map_chunk(
+            q, v, mask, w1, w2, b2, phi_q, partial, q_strides, v_strides, mask_strides, phi_strides,
+            b, n, chunk, L, chunks, factor, N, D, M, PADDED_D, PADDED_M, UNIT, False, TOKENS,
+            BLOCKS, False, ANGLE_PARTS, PRECISION, HARDWARE)
+    elif role == 1:
+        _map_chunk(
+            k, v, mask, w1, w2, b2, phi_k, partial, k_strides, v_strides, mask_strides, phi_strides,
+            b, n, chunk, L, chunks, factor, N, D, M, PADDED_D, PADDED_M, UNIT, MASKED, TOKENS,
+            BLOCKS, SUMS, ANGLE_PARTS, PRECISION, HARDWARE)
+    else:
+        if len(OFFSETS) > 0:  # else there is no such role
+            _stick_chunk(
+                v, mask, proj_w, proj_b, embedding, alpha, v_strides, mask_strides, alpha_strides,
+                b, n, chunk, L, threshold, D, PADDED_D, PADDED_G, OFFSETS, MASKED, TOKENS, BLOCKS,
+                HARDWARE)
 
 
 @triton.jit
@@ -420,7 +477,7 @@ def stick_gradient_kernel(
     grad_alpha_strides, grad_value_strides, v_strides, mask_strides, grad_v_strides,
     L, chunks, threshold, N: tl.constexpr, D: tl.constexpr, PADDED_D: tl.constexpr,
     PADDED_G: tl.constexpr, OFFSETS: tl.constexpr, MASKED: tl.constexpr, TOKENS: tl.constexpr,
-    BLOCKS: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCKS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr, OVERLAP: tl.constexpr,
 ):
     """∂v of a chunk of one head, and its share of a row of Σ ∂o_g v ((G−1)·D) and Σ ∂o_g (G−1).
 
@@ -504,9 +561,9 @@ class FrontOptions(NamedTuple):
 
 def front_forward(
     q: Tensor, k: Tensor, v: Tensor, parameters: FrontParameters, options: FrontOptions,
-    mask: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Features of queries and keys, and spatial weights.
+    mask: Tensor | None = None, sums: bool = False,
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """Features of queries and keys, spatial weights, and sums over chunks of tokens.
 
     Args:
         q, k, v: Queries, keys and values (B, H, W, N, D), before the feature map. Of any strides:
@@ -514,36 +571,34 @@ def front_forward(
         parameters, options: Of the feature map and the weights.
         mask: Bool (B, H, W), True for padded tokens: their k and v count as 0, whatever stands
             there, and their φ(k) is 0. (v itself stays as it is: a NaN in it is the caller's.)
+        sums: Whether sums are asked for.
 
     Returns:
-        φ(q) and φ(k), (B, H, W, N, M), in the type of q; α (B, H, W, N, G) in float32, or None.
+        φ(q) and φ(k), (B, H, W, N, M), in the type of q; α (B, H, W, N, G) in float32, or None; the
+        shares of chunks in Σ_j [v_j, 1] φ(k_j)ᵀ, (B, N, chunks, D+1, M) in float32, or None.
         Results repeat bit for bit.
     """
     q, k, v = (_flat(x) for x in (q, k, v))
     parameters, mask = _checked(q, k, v, parameters, mask)
     tokens, M, groups = v.shape[:-1], parameters.w2.shape[0], parameters.sticks + 1
-    q, k, v, mask = _as_one_image(q, k, v, mask)
-    B, H, W, N, _ = v.shape
-    plan = _choose("map", v, M)
+    if not sums:
+        q, k, v, mask = _as_one_image(q, k, v, mask)
+    B, H, W, N, D = v.shape
+    roles = 3 if groups > 1 else 2
+    plan = _choose("front", v, M, roles)
     phi_q, phi_k = (v.new_empty(B, H, W, N, M) for _ in range(2))
     alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if groups > 1 else None
+    partial = v.new_empty(B, N, plan.chunks, D + 1, M, dtype=torch.float32) if sums else None
     if v.numel():
         with torch.cuda.device_of(v):
-            for x, phi, keys in ((q, phi_q, False), (k, phi_k, True)):
-                launch(
-                    map_kernel, (N, plan.chunks, B),
-                    x, mask, *parameters[:3], phi, x.stride(), _strides(mask), phi.stride(), H * W,
-                    *_map_arguments(plan, v, M, options, mask), keys,
-                    **plan.launch, **(overlapping() if keys else {}))
-            if alpha is not None:
-                plan = _choose("stick", v, M)
-                launch(
-                    stick_kernel, (N, plan.chunks, B),
-                    v, mask, *parameters[3:], alpha, v.stride(), _strides(mask), alpha.stride(),
-                    H * W, *_stick_arguments(plan, v, groups, options, mask),
-                    **plan.launch, **overlapping())
+            launch(
+                front_kernel, (roles * N, plan.chunks, B),
+                q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
+                q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
+                H * W, plan.chunks, *_front_arguments(plan, v, M, groups, options, mask, sums),
+                **plan.launch)
     alpha = None if alpha is None else alpha.view(*tokens, groups)
-    return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha
+    return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha, partial
 
 
 def front_backward(
@@ -598,8 +653,8 @@ def front_backward(
                 grad_alpha, grad_v, v, mask, *parameters[3:], grads[2], of_sticks,
                 grad_alpha.stride(), grad_v.stride(), v.stride(), _strides(mask),
                 grads[2].stride(), H * W, sticks_plan.chunks,
-                *_stick_arguments(sticks_plan, v, sticks + 1, options, mask, 16),
-                PRECISIONS[v.dtype], **sticks_plan.launch, **overlapping())
+                *_stick_arguments(sticks_plan, v, sticks + 1, options, mask),
+                **sticks_plan.launch, **overlapping())
         of_maps = [x.sum((0, 1)) for x in partial.split(widths, 2)]
         grad_parameters = _parameter_gradients(
             of_maps, of_sticks.sum(0).split(stick_widths, 1), parameters)
@@ -670,8 +725,9 @@ PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, 
 # Sines and exponentials by special units, for half-precision inputs: their rounding is far larger.
 BY_HARDWARE = True
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
-# Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels; and blocks in one.
-PROGRAMS = {"map": 7, "stick": 20, "map gradient": 4, "stick gradient": 8}
+# Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels, or of the front twice
+# as many; and blocks in one.
+PROGRAMS = {"front": 12, "map gradient": 4, "stick gradient": 8}
 MAX_BLOCKS = 32
 
 
@@ -684,18 +740,18 @@ class Plan(NamedTuple):
     launch: dict[str, int]
 
 
-def _choose(kernel: str, v: Tensor, num_features: int) -> Plan:
+def _choose(kernel: str, v: Tensor, num_features: int, roles: int = 1) -> Plan:
     B, H, W, N, D = v.shape
     tokens, launch = _block_table(kernel, v.dtype, max(D, num_features))
     blocks = _parts_of(H * W, tokens)  # of one head of one image
-    share = _fullest(blocks, B * N, PROGRAMS[kernel] * multiprocessors(v.device))
+    share = _fullest(blocks, B * N * roles, PROGRAMS[kernel] * multiprocessors(v.device))
     share = max(share, _parts_of(blocks, 65535))  # programs are numbered by 16 bits
     return Plan(tokens, share, _parts_of(blocks, share), launch)
 
 
 @lru_cache(4096)
 def _fullest(blocks: int, heads: int, at_once: int) -> int:
-    """How many blocks a program takes, so that the last round of programs is full, or nearly.
+    """How many of a head's blocks a program takes, so that the last round is full, or nearly.
 
     A power of two if that costs a twentieth at most: few kernels to compile.
     """
@@ -709,20 +765,56 @@ def _fullest(blocks: int, heads: int, at_once: int) -> int:
     return min((c for c in good if c & (c - 1) == 0), default=min(good, key=time))
 
 
+def _front_arguments(
+    plan: Plan, v: Tensor, M: int, groups: int, options: FrontOptions, mask: Tensor | None,
+    sums: bool,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The arguments of `front_kernel` from the factor on."""
+    (N, D), (factor, unit) = v.shape[3:], _scale(options, v.shape[-1])
+    return (
+        factor, options.halt_threshold, N, D, M, _padded(D), _padded(M), _power_of_two(groups),
+        unit, _offsets(groups, options), mask is not None, plan.tokens, plan.blocks, sums,
+        *_precisions(v.dtype, unit),
+    )  # fmt: skip
+
+
 def _map_arguments(
     plan: Plan, v: Tensor, M: int, options: FrontOptions, mask: Tensor | None
 ) -> tuple[Any, ...]:
-    """The arguments of both kernels of the map from the factor on, but for KEYS."""
-    N, D = v.shape[3:]
-    unit = options.scaling.startswith("unit")
-    powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
-    factor = D ** powers[options.scaling]  # the unit scalings divide by the root mean square, too
+    """The arguments of `map_gradient_kernel` from the factor to OVERLAP."""
+    (N, D), (factor, unit) = v.shape[3:], _scale(options, v.shape[-1])
     return (
-        factor, N, D, M, _padded(D), _padded(M),
-        unit, mask is not None, plan.tokens, plan.blocks,
-        3 if v.dtype == torch.bfloat16 and not unit else 2, PRECISIONS[v.dtype],
-        _by_hardware(v.dtype), overlaps(),
+        factor, N, D, M, _padded(D), _padded(M), unit, mask is not None, plan.tokens, plan.blocks,
+        *_precisions(v.dtype, unit), overlaps(),
     )  # fmt: skip
+
+
+def _stick_arguments(
+    plan: Plan, v: Tensor, groups: int, options: FrontOptions, mask: Tensor | None
+) -> tuple[Any, ...]:
+    """The arguments of `stick_gradient_kernel` from the threshold on."""
+    N, D = v.shape[3:]
+    return (
+        options.halt_threshold, N, D, _padded(D), _padded(groups), _offsets(groups, options),
+        mask is not None, plan.tokens, plan.blocks, PRECISIONS[v.dtype], _by_hardware(v.dtype),
+        overlaps(),
+    )  # fmt: skip
+
+
+def _scale(options: FrontOptions, D: int) -> tuple[float, bool]:
+    """The factor of a scaling, and whether it divides by the root mean square, too."""
+    powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
+    return D ** powers[options.scaling], options.scaling.startswith("unit")
+
+
+def _offsets(groups: int, options: FrontOptions) -> tuple[float, ...]:
+    return tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
+
+
+def _precisions(dtype: torch.dtype, unit: bool) -> tuple[int, str, bool]:
+    """ANGLE_PARTS, PRECISION and HARDWARE."""
+    parts = 3 if dtype == torch.bfloat16 and not unit else 2
+    return parts, PRECISIONS[dtype], _by_hardware(dtype)
 
 
 def _by_hardware(dtype: torch.dtype) -> bool:
@@ -730,29 +822,20 @@ def _by_hardware(dtype: torch.dtype) -> bool:
     return dtype != torch.float32 and BY_HARDWARE and not INTERPRETED
 
 
-def _stick_arguments(
-    plan: Plan, v: Tensor, groups: int, options: FrontOptions, mask: Tensor | None, least: int = 1
-) -> tuple[Any, ...]:
-    """The arguments of both kernels of the sticks from the threshold to OVERLAP."""
-    N, D = v.shape[3:]
-    offsets = tuple(math.log(g) if options.balanced else 0.0 for g in range(groups - 1, 0, -1))
-    return (
-        options.halt_threshold, N, D, _padded(D), max(_power_of_two(groups), least),
-        offsets, mask is not None, plan.tokens, plan.blocks, _by_hardware(v.dtype), overlaps(),
-    )  # fmt: skip
-
-
 def _block_table(kernel: str, dtype: torch.dtype, wide: int) -> tuple[int, dict[str, int]]:
     """Tokens at once and options of the launch, by the wider of heads and features."""
-    gradient = kernel.endswith("gradient")
-    if kernel.startswith("stick"):
+    if kernel == "stick gradient":
         if wide <= 32:
-            return 32, {"num_warps": 2 if gradient else 1, "num_stages": 1}
+            return 32, {"num_warps": 2, "num_stages": 1}
         return 64, {"num_warps": 8, "num_stages": 1}
+    gradient = kernel == "map gradient"
     if dtype == torch.float32:  # products on plain units hold whole rows in registers
         return 16, {"num_warps": 8, "num_stages": 2}
     if dtype == torch.float16 and wide > 32:  # float32 operands, twice as large
         return 16 if gradient else 32, {"num_warps": 8, "num_stages": 2}
     if gradient and wide <= 32 and dtype == torch.bfloat16:
         return 64, {"num_warps": 2, "num_stages": 1}
-    return 32 if gradient and wide > 32 else 64, {"num_warps": 4, "num_stages": 1}
+    options = {"num_warps": 4, "num_stages": 1}
+    if not gradient and wide <= 32 and dtype == torch.bfloat16:
+        options["maxnreg"] = 80  # six programs at a time
+    return 32 if gradient and wide > 32 else 64, options

@@ -13,6 +13,7 @@ from ripple_attention.ops.front_triton import (
 )
 from ripple_attention.ops.linear_triton import linear_triton_backward, linear_triton_forward
 from ripple_attention.ops.tiled_triton import tiled_triton_backward, tiled_triton_forward
+from ripple_attention.ops.triton_support import is_whole
 from ripple_attention.partition import Partition
 
 
@@ -25,11 +26,14 @@ def fused_ripple_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """
     parameters, radii, options, eps = _sorted_out(rest)
     q, k, v = qkv.unbind(3)
-    phi_q, phi_k, alpha = front_forward(q, k, v, parameters, options, mask)
+    sums = not is_whole(qkv.shape[1], qkv.shape[2], radii)
+    phi_q, phi_k, alpha, partial = front_forward(q, k, v, parameters, options, mask, sums)
     assert alpha is not None
     if mask is not None:
         alpha = drop_empty_groups(alpha, Partition(radii), mask)
-    out, denominator, cut = tiled_triton_forward(phi_q, phi_k, v, alpha, radii, eps)
+    out, denominator, cut = tiled_triton_forward(
+        phi_q, phi_k, v, alpha, radii, eps, partial=partial
+    )
     assert denominator is not None
     return out, denominator, phi_q, phi_k, alpha, cut
 
@@ -67,10 +71,11 @@ def fused_linear_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """
     *parameters, scaling, eps = rest
     q, k, v = qkv.unbind(3)
-    phi_q, phi_k, _ = front_forward(
-        q, k, v, FrontParameters(*parameters), FrontOptions(scaling), mask
+    phi_q, phi_k, _, partial = front_forward(
+        q, k, v, FrontParameters(*parameters), FrontOptions(scaling), mask, sums=True
     )
-    out, denominator, state = linear_triton_forward(phi_q, phi_k, v, eps)
+    assert partial is not None
+    out, denominator, state = linear_triton_forward(phi_q, phi_k, v, eps, partial)
     return out, denominator, phi_q, phi_k, state
 
 

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from ripple_attention.ops.far_triton import _load_state, _sum_state, _times_state
+from ripple_attention.ops.far_triton import _load_state, _sum_chunks, _sum_state, _times_state
 from ripple_attention.ops.kernel_parts import (
     _chunk,
     _dense_channels,
@@ -96,7 +96,7 @@ def linear_key_gradient_kernel(
 
 
 def linear_triton_forward(
-    q: Tensor, k: Tensor, v: Tensor, eps: float
+    q: Tensor, k: Tensor, v: Tensor, eps: float, partial: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Linear attention of mapped queries and keys.
 
@@ -104,6 +104,7 @@ def linear_triton_forward(
         q, k: φ(q) and φ(k) (B, H, W, N, M), channels next to each other.
         v: Values (B, H, W, N, E) of any strides.
         eps: Added to the denominator.
+        partial: Shares of chunks in S, as the front has them.
 
     Returns:
         The output (B, H, W, N, E) in the type of q; denominators + eps in float32; and Sᵀ
@@ -115,7 +116,7 @@ def linear_triton_forward(
     denominator = q.new_empty(B, H, W, N, dtype=torch.float32)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
     with torch.cuda.device_of(q):
-        state = _sum_state(k, v, denominator[..., None])  # of which forward reads nothing
+        state = _sum_state(partial)
         launch(
             linear_kernel, (N, blocks, B), q, state, out, denominator, q.stride(), H, W, eps,
             N, M, E, _padded(M), _padded(E), TOKENS_AT_ONCE, num_warps=4,
@@ -147,7 +148,7 @@ def linear_triton_backward(
             num_warps=4,
         )  # fmt: skip
         ones = denominator.new_ones(1).expand(B, H, W, N, 1)
-        back = _sum_state(q, grad, ones, delta, inverse)
+        back = _sum_state(_sum_chunks(q, grad, ones, delta, inverse))
         launch(
             linear_key_gradient_kernel, (N, blocks, B),
             k, v, back, grads[1], grads[2], k.stride(), v.stride(), *sizes, num_warps=4,

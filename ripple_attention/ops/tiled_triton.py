@@ -31,7 +31,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from ripple_attention.ops.far_triton import _cut_state, _load_cut_ones, _times_cut
+from ripple_attention.ops.far_triton import _cut_state, _load_cut_ones, _sum_chunks, _times_cut
 from ripple_attention.ops.kernel_parts import (
     _add_products,
     _corner,
@@ -395,11 +395,13 @@ def tiled_triton_forward(
     radii: list[int],
     eps: float,
     keep: bool = True,
+    partial: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None, Tensor]:
     """Ripple attention by tiles. Arguments as of `tiled_forward`.
 
     Args:
         keep: Whether denominators, which the backward pass takes, are asked for.
+        partial: Shares of chunks in the far sum, where they are known.
 
     Returns:
         Output and denominator as of `tiled_forward`, and the far sum in parts, as the backward pass
@@ -412,7 +414,8 @@ def tiled_triton_forward(
     with torch.cuda.device_of(v):
         plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
         if not plan.whole:
-            _cut_state(cut, k, v, spatial_weights)
+            shares = _sum_chunks(k, v, spatial_weights) if partial is None else partial
+            _cut_state(cut, shares, k.dtype, overlap=partial is None)
         by_slabs = _slabs("forward", plan.whole, radii, q, k, v)
         if by_slabs is not None:
             rest = cut, out, denominator, radii, eps, plan.wide
@@ -476,7 +479,8 @@ def tiled_triton_backward(
             )  # fmt: skip
         back = None
         if not by_key.whole:
-            back = _cut_state(torch.empty_like(cut), q, grad, spatial_weights, delta, inverse)
+            shares = _sum_chunks(q, grad, spatial_weights, delta, inverse)
+            back = _cut_state(torch.empty_like(cut), shares, q.dtype)
         # Whom keys meet are queries, and the output's gradients.
         by_slabs = _slabs("key", by_key.whole, radii, k, q, grad)
         if by_slabs is not None:
