@@ -185,7 +185,7 @@ def test_every_kernel_of_linear_attention_compiles(dtype, capability, monkeypatc
         kernel = CompileOnly(getattr(linear_triton, name), compiled)
         monkeypatch.setattr(linear_triton, name, kernel)
     q, k, v = torch.zeros(1, 20, 20, 3, 2, 32, dtype=dtype).unbind(3)
-    results = linear_triton.linear_triton_forward(q, k, v, 0.0, torch.zeros(1, 2, 3, 33, 32))
+    results = linear_triton.linear_triton_forward(q, torch.zeros(1, 2, 3, 33, 32), 0.0)
     linear_triton.linear_triton_backward(results[0], q, k, v, *results)
     assert {name for name, _ in compiled} == {*names, "state_kernel"}
     assert all(len(binary.asm["cubin"]) > 0 for _, binary in compiled)

@@ -75,7 +75,7 @@ def fused_linear_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
         q, k, v, FrontParameters(*parameters), FrontOptions(scaling), mask, sums=True
     )
     assert partial is not None
-    out, denominator, state = linear_triton_forward(phi_q, phi_k, v, eps, partial)
+    out, denominator, state = linear_triton_forward(phi_q, partial, eps)
     return out, denominator, phi_q, phi_k, state
 
 

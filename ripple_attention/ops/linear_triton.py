@@ -95,23 +95,19 @@ def linear_key_gradient_kernel(
     _store(grad_v, token, inside, _times_state(key, tl.trans(sums)), E, PADDED_E)
 
 
-def linear_triton_forward(
-    q: Tensor, k: Tensor, v: Tensor, eps: float, partial: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Linear attention of mapped queries and keys.
+def linear_triton_forward(q: Tensor, partial: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Linear attention of mapped queries to keys and values that are summed.
 
     Args:
-        q, k: φ(q) and φ(k) (B, H, W, N, M), channels next to each other.
-        v: Values (B, H, W, N, E) of any strides.
+        q: φ(q) (B, H, W, N, M), channels next to each other.
+        partial: Shares of chunks in Sᵀ, (B, N, chunks, E+1, M), as the front has them.
         eps: Added to the denominator.
-        partial: Shares of chunks in S, as the front has them.
 
     Returns:
         The output (B, H, W, N, E) in the type of q; denominators + eps in float32; and Sᵀ
         (B, N, E+1, M), in float32.
     """
-    v = _dense_channels(v)
-    (B, H, W, N, M), E = q.shape, v.shape[-1]
+    (B, H, W, N, M), E = q.shape, partial.shape[3] - 1
     out = q.new_empty(B, H, W, N, E)
     denominator = q.new_empty(B, H, W, N, dtype=torch.float32)
     blocks = triton.cdiv(H * W, TOKENS_AT_ONCE)
