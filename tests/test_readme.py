@@ -313,6 +313,13 @@ def test_results_of_60_epochs_are_those_of_their_files():
         x: paper.ACCURACY[f"cifar100-ripple-tiny{x}"][0] for x in ("", "-fixed", "-logarithmic")
     }
     assert f"against fixed ones ({theirs[''] - theirs['-fixed']:.1f} there)" in flowing
+    leads = {
+        "DeiT-LA": (theirs[""] - paper.ACCURACY["cifar100-deit-la-tiny"][0], top1["deit-la-tiny"]),
+        "DeiT": (theirs[""] - paper.ACCURACY["cifar100-deit-tiny"][0], top1["deit-tiny"]),
+        "fixed ones": (theirs[""] - theirs["-fixed"], top1["ripple-tiny-fixed"]),
+    }
+    for other, (lead, ours) in leads.items():
+        assert re.search(rf"\| \w.* {lead:.1f} .*above {other} \| {ripple - ours:.1f}\b", text)
     lost = ripple - top1["ripple-tiny-logarithmic"], theirs[""] - theirs["-logarithmic"]
     assert "cost {:.1f} ({:.1f} there)".format(*lost) in flowing
     layers = {}
@@ -582,7 +589,10 @@ def test_class_tokens_and_missing_positions_are_those_of_their_files():
         assert row in text
     lead = blind["ripple-tiny"] - blind["deit-tiny"]
     of_paper = [paper.ACCURACY[f"cifar100-{x}-tiny-no-ape"][0] for x in ("ripple", "deit")]
-    words = f"leads by {lead:.1f} points there ({of_paper[0] - of_paper[1]:.1f} in the paper)"
+    blind_lead = of_paper[0] - of_paper[1]
+    row = f"| ripple {blind_lead:.1f} above DeiT without position embeddings | {lead:.1f} |"
+    assert row in text
+    words = f"leads by {lead:.1f} points there ({blind_lead:.1f} in the paper)"
     assert words in flowing and abs(blind["ripple-tiny"] - mean["deit-tiny"]) < tenth
 
 
