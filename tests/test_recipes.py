@@ -186,6 +186,15 @@ def test_an_unknown_recipe_suggests_the_nearest():
         find_recipe("cifar100-riple-tiny")
 
 
+def test_what_a_recipe_says_of_its_model_reaches_the_layers():
+    words = ["--model.class-token", "--model.num-features", "48", "--model.scaling", "scaled"]
+    recipe = commands.override(find_recipe("cifar100-deit-la-tiny4"), words, "ripple train")
+    model = create_model(recipe.model, 100)
+    assert model.pos_embed.shape == (1, 257, 192) and model.global_pool == "token"
+    maps = [block.attn.feature_map for block in model.blocks]
+    assert {(x.num_features, x.scaling) for x in maps} == {(48, "scaled")}
+
+
 @pytest.mark.parametrize(
     "spec", [ModelSpec("ripple_tiny4_patch2_32", patch_size=5), ModelSpec("resnet18")]
 )

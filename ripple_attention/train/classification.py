@@ -49,6 +49,8 @@ class ModelSpec:
     """How halted groups share what is left."""
     feature_map: str | None = None
     """Name of φ."""
+    num_features: int | None = None
+    """M: how many features φ has."""
     scaling: Scaling | None = None
     """The length that queries and keys are brought to before φ."""
     eps: float | None = None
@@ -58,8 +60,8 @@ class ModelSpec:
 
     def __post_init__(self) -> None:
         fraction(drop_path=self.drop_path)
-        sizes = ("depth", "width", "heads", "patch_size", "image_size", "max_distance")
-        given = {name: getattr(self, name) for name in sizes}
+        sizes = ("depth", "width", "heads", "patch_size", "image_size")
+        given = {name: getattr(self, name) for name in (*sizes, "max_distance", "num_features")}
         at_least(1, **{name: value for name, value in given.items() if value is not None})
 
 
