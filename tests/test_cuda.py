@@ -305,6 +305,42 @@ def test_a_thousand_random_cases(first):
         assert_within_twice(name, partition, inputs, mask, eps, further)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("batch", "grid", "width", "features"),
+    [
+        (8, (128, 128), 32, 32),  # several blocks of tokens in a chunk, of every type
+        (2, (30, 33), 64, 64),
+        (2, (30, 33), 64, 16),
+        (2, (30, 33), 48, 24),
+        (2, (30, 33), 16, 64),
+    ],
+)
+def test_sums_of_the_front_are_precise_and_repeat(batch, grid, width, features, dtype, masked):
+    from ripple_attention.ops.front_triton import FrontOptions, FrontParameters, front_forward
+
+    torch.manual_seed(0)
+    qkv = torch.randn(batch, *grid, 3, 6, width, device="cuda").to(dtype)
+    mask = make_mask("rows", grid).cuda()[:1].expand(batch, -1, -1) if masked else None
+    sizes = [(width, width), (features, 2 * width), (features,), (width, width), (width,)]
+    parameters = [0.3 * torch.randn(x, device="cuda") for x in (*sizes, (6, 4, width))]
+    arguments = (*qkv.unbind(3), FrontParameters(*parameters), FrontOptions(), mask)
+    *expected, _ = front_forward(*arguments)
+    values = torch.nn.functional.pad(qkv[:, :, :, 2].double(), (0, 1), value=1.0)
+    exact = torch.einsum("bhwne,bhwnm->bnem", values, expected[1].double())
+    first = None
+    allowed = 2e-6 if dtype == torch.float32 else 1e-5  # tensor cores drop bits of their sums
+    for _ in range(3):
+        *got, partial = front_forward(*arguments, sums=True)
+        assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
+        assert relative_error(partial.sum(2), exact) < allowed
+        first = partial if first is None else first
+        assert torch.equal(partial, first)
+    if width == 32:
+        assert partial.shape[2] * 64 < grid[0] * grid[1]
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("grid", [(1, 1), (14, 14), (40, 50)])

@@ -137,6 +137,9 @@ def test_a_deit_checkpoint_loads_with_its_positions_resized():
         assert target.pos_embed.shape == (1, 100 + tokens, 192)
     assert torch.equal(target.cls_token, source.cls_token)
     assert torch.equal(target.pos_embed[:, 0], source.pos_embed[:, 0])
+    without = create("deit6_tiny_patch16_224", num_heads=3)
+    with pytest.raises(RuntimeError, match="size mismatch for pos_embed"):
+        target.load_state_dict(adapt_state_dict(without.state_dict(), target), strict=False)
 
 
 @pytest.mark.parametrize("class_token", [False, True])
@@ -162,6 +165,12 @@ def test_linear_attention_takes_a_class_token_and_ripples_refuse_it():
     for name in ("ripple_tiny_patch2_32", "convit6_tiny_patch2_32", "deit_la_rope_tiny_patch2_32"):
         with pytest.raises(ValueError, match="takes no class_token; .*: pool the tokens instead"):
             create(name, depth=2, class_token=True)
+
+
+@pytest.mark.parametrize("option", [{"reg_tokens": 4}, {"no_embed_class": True}])
+def test_other_tokens_beside_the_grid_are_refused(option):
+    with pytest.raises(ValueError, match=f"{next(iter(option))} is not for models on a grid"):
+        create("deit6_tiny_patch2_32", depth=1, **option)
 
 
 def test_safetensors_load(tmp_path):

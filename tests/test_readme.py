@@ -269,15 +269,19 @@ def test_the_front_in_one_launch_is_as_timed():
     roles = "one launch, three roles"
     chosen = {"tokens_of_sticks_at_once": "64", "most_registers": "80"}
     before = times("three launches")
-    first = times(roles, **chosen, programs_per_multiprocessor="6")
+    capped = times(roles, **chosen, programs_per_multiprocessor="6")
+    at_first = {"tokens_of_sticks_at_once": "64", "programs_per_multiprocessor": "6"}
+    first, other = times(roles, "1", **at_first), times("three launches", "1")
     assert f"{first['256']} µs instead of {before['256']} at 256 tokens" in text
-    assert f"level at 4,096 ({first['4096']} instead of {before['4096']})" in text
+    assert f"and {first['4096']} instead of {other['4096']} at 4,096" in text
+    assert capped["256"] == first["256"]
+    assert f"4,096 level ({capped['4096']} instead of {before['4096']})" in text
     in_turn = [
         float(row["forward_us"])
         for row in rows
         if row["front"].endswith("in turn") and row["tokens"] == "256"
     ]
-    assert f"does all in turn: {min(in_turn)} to {max(in_turn)}." in text
+    assert f"does all in turn takes {min(in_turn)} to {max(in_turn)} at 256 tokens" in text
     now = times(f"{roles}, a block loaded ahead", **chosen, programs_per_multiprocessor="12")
     listed = "{} µs at 256 tokens, {} at 4,096 and {} at 16,384".format(*now.values())
     saved = sorted(round(100 * (1 - now[tokens] / before[tokens])) for tokens in now)
@@ -593,6 +597,13 @@ def test_class_tokens_and_missing_positions_are_those_of_their_files():
     row = f"| ripple {blind_lead:.1f} above DeiT without position embeddings | {lead:.1f} |"
     assert row in text
     words = f"leads by {lead:.1f} points there ({blind_lead:.1f} in the paper)"
+    short = ripple - mean["deit-tiny"], ripple - token["deit-tiny"]
+    longer = {x["recipe"]: x["top1"] for x in read_results("cifar100-100-epochs-nvidia-h200.csv")}
+    names = "cifar100-short-ripple-tiny", "cifar100-short-deit-tiny"
+    numbers = *short, Decimal(longer[names[0]]) - Decimal(longer[names[1]])
+    shown = "{:.1f}, or {:.1f} if DeiT classifies a class token; {:.1f} in 100 epochs"
+    assert f"| {shown.format(*numbers)} |" in text
+    assert f"where ripple is {short[1]:.1f} points above it" in flowing
     assert words in flowing and abs(blind["ripple-tiny"] - mean["deit-tiny"]) < tenth
 
 

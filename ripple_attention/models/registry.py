@@ -77,7 +77,7 @@ def adapt_state_dict(
             positions = resample_abs_pos_embed(
                 value[:, prefix:], new_size=list(model.patch_embed.grid_size), num_prefix_tokens=0
             )
-            value = torch.cat([value[:, : model.num_prefix_tokens], positions], 1)
+            value = torch.cat([value[:, : min(prefix, model.num_prefix_tokens)], positions], 1)
         adapted[name] = value
     return adapted
 

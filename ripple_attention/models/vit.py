@@ -160,6 +160,9 @@ class GridVisionTransformer(VisionTransformer):
             raise ValueError(f"attention must be one of {known}; got {attention!r}")
         taken = {n: kwargs.pop(n) for n in (*RIPPLE_OPTIONS, *FEATURE_OPTIONS) if n in kwargs}
         kwargs.pop("dynamic_img_size", None)  # always: tokens stay on their grid
+        for name in ("reg_tokens", "no_embed_class"):
+            if kwargs.get(name):
+                raise ValueError(f"{name} is not for models on a grid: leave it out")
         super().__init__(
             num_heads=num_heads,
             class_token=class_token,

@@ -213,8 +213,8 @@ def _cut_state(cut: Tensor, partial: Tensor, dtype: torch.dtype, overlap: bool =
         cut: Where to.
         partial: Shares of chunks, as `_sum_chunks` has them.
         dtype: Of the inputs that it is to meet.
-        overlap: Whether to start before the kernel before ends: if that is `state_kernel`, as what
-            follows waits for this one alone.
+        overlap: Whether this may start before the kernel before it ends. Not after the front: tiles
+            read what that writes as soon as this one has started.
     """
     B, N, chunks, rows, M = partial.shape
     rounds, block = _power_of_two(_parts_of(chunks, 16)), 128

@@ -314,7 +314,7 @@ def _map_chunk(
     ones_total = tl.zeros((16, PADDED_M), tl.float32)  # 16 times the same: faster than shuffles
     upcoming = _load_block(x, x_strides, chunk, 0, b, n, L, mask, mask_strides, D, PADDED_D,
                            MASKED, TOKENS, BLOCKS)
-    for block in range(BLOCKS):
+    for block in tl.range(BLOCKS, num_stages=1):  # as in `far_triton.state_kernel`
         token = upcoming
         upcoming = _load_block(x, x_strides, chunk, block + 1, b, n, L, mask, mask_strides, D,
                                PADDED_D, MASKED, TOKENS, BLOCKS)
@@ -691,13 +691,18 @@ def _checked(
     assert parameters.w1.shape == (D, D) and parameters.w2.shape[1] == 2 * D
     assert mask is None or (mask.shape == v.shape[:3] and mask.dtype == torch.bool)
     tensors: Any = (None if x is None else x.float().contiguous() for x in parameters)
-    return FrontParameters(*tensors), None if mask is None else mask.contiguous()
+    return FrontParameters(*tensors), None if mask is None else _in_rows(mask)
 
 
 def _flat(x: Tensor) -> Tensor:
     """x (B, H, W, …) with channels next to each other, rows following each other as columns do."""
     flat = x.shape[1] == 1 or x.stride(1) == x.shape[2] * x.stride(2)
-    return _dense_channels(x) if flat else x.contiguous()
+    return _dense_channels(x) if flat else _in_rows(x)
+
+
+def _in_rows(x: Tensor) -> Tensor:
+    """A contiguous x with the strides that one has: of a single row or column they may be any."""
+    return x.contiguous().view(-1).view(x.shape)
 
 
 def _as_one_image(*tensors: Any) -> Any:

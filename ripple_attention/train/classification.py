@@ -20,7 +20,7 @@ class ModelSpec:
     position_embeddings: bool = True
     """Learned absolute position embeddings."""
     class_token: bool = False
-    """Classify a class token, as DeiT does, in place of the tokens' mean; not with ripples."""
+    """Our DeiT and DeiT-LA: classify a class token in place of the tokens' mean."""
     depth: int | None = None
     """Layers."""
     width: int | None = None
