@@ -170,9 +170,9 @@ def test_linear_attention_has_no_weights():
     assert torch.equal(got[3][:, :, :, 2], padded)
 
 
-@pytest.mark.parametrize("blocks", [1, 2, 9])  # of a chunk, at most
+@pytest.mark.parametrize("blocks", [2, 9])  # of a chunk, at most
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("case", [*CASES[:3], CASES[5]], ids=lambda case: f"{case.grid}")
+@pytest.mark.parametrize("case", CASES[:3], ids=lambda case: f"{case.grid}")
 @interpreted
 def test_sums_are_of_the_features_as_they_are_stored(case, dtype, blocks):
     from ripple_attention.ops import front_triton
