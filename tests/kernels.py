@@ -7,9 +7,13 @@ them; with `TRITON_INTERPRET=1 pytest tests/test_triton.py` they run in place, f
 
 import importlib.util
 import os
+import re
+import subprocess
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, wraps
 from multiprocessing import get_context
+from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 import pytest
 import torch
@@ -123,6 +127,18 @@ class CompileOnly:
             self.compiled.append((self.kernel.__name__, binary))
 
         return launch
+
+
+def stack_bytes(binary):
+    """What a compiled kernel keeps in memory because it has too few registers, for a thread."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        shown = subprocess.run([tool, "-res-usage", file.name], capture_output=True, text=True)
+    return int(re.search(r"STACK:(\d+)", shown.stdout + shown.stderr)[1])
 
 
 if HERE:

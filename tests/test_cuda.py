@@ -1,5 +1,6 @@
 """The same promises on a GPU. Skipped, visibly, where there is none."""
 
+from functools import partial
 from random import Random
 
 import pytest
@@ -18,6 +19,7 @@ from ripple_attention import (
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 IMPLEMENTATIONS = ["naive", "table", "tiled"]
+MANY_STICKS = partial(RippleAttention, max_distance=9)  # broken in a launch of their own
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
@@ -332,19 +334,21 @@ def test_sums_of_the_front_are_precise_and_repeat(batch, grid, width, features, 
     first = None
     allowed = 2e-6 if dtype == torch.float32 else 1e-5  # tensor cores drop bits of their sums
     for _ in range(3):
-        *got, partial = front_forward(*arguments, sums=True)
-        assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
-        assert relative_error(partial.sum(2), exact) < allowed
-        first = partial if first is None else first
-        assert torch.equal(partial, first)
+        *got, shares = front_forward(*arguments, sums=True)
+        assert torch.equal(got[0], expected[0])
+        assert torch.equal(got[1], expected[1])
+        assert relative_error(got[2], expected[2]) < 1e-7  # float32, by another compiled kernel
+        assert relative_error(shares.sum(2), exact) < allowed
+        first = shares if first is None else first
+        assert torch.equal(shares, first)
     if width == 32:
-        assert partial.shape[2] * 64 < grid[0] * grid[1]
+        assert shares.shape[2] * 64 < grid[0] * grid[1]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("grid", [(1, 1), (14, 14), (40, 50)])
-@pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
+@pytest.mark.parametrize("kind", [RippleAttention, MANY_STICKS, LinearAttention])
 def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
     torch.manual_seed(0)
     layer = kind(192, num_heads=6).cuda()
@@ -396,7 +400,7 @@ def test_a_layer_runs_as_a_cuda_graph(side, options):
 
 
 @pytest.mark.parametrize("grid", [(16, 16), (64, 64)])
-@pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
+@pytest.mark.parametrize("kind", [RippleAttention, MANY_STICKS, LinearAttention])
 def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
     """Replayed, with nothing between them, bit for bit what they give one after the other.
 

@@ -233,12 +233,14 @@ def test_what_passed_on_a_gpu_is_in_files():
     tables = sum(row["kernels"] == "table_triton" for row in cases)
     assert passed.count("table_triton") == tables and f"All {tables} cases of tables pass." in text
     tests = read_results("tests-nvidia-h200.csv")
-    whole, front = tests[-2:]
+    whole, _, front = tests[-3:]
     assert whole["tests of make test-gpu"].startswith("all but the random cases")
-    count = int(whole["passed"]) + int(whole["failed"])
-    assert f"are {count} tests, of which [{whole['passed']} passed](" in text
-    assert f"the {front['passed']} of front and fused layers once more" in text
-    assert front["failed"] == "0"
+    for row, words in (
+        (whole, "are {} tests, of which [{} passed]("),
+        (front, "Of the {} of front, sums and fused layers, run again with tests added since, {} "),
+    ):
+        count = int(row["passed"]) + int(row["failed"])
+        assert words.format(count, row["passed"]) in text
     errors = {"yes": [], "no": []}
     for row in read_results("reach-8-nvidia-h200.csv"):
         errors[row["vectors_with_promises"]].append(float(row["error_of_output"]))
@@ -286,13 +288,43 @@ def test_the_front_in_one_launch_is_as_timed():
     listed = "{} µs at 256 tokens, {} at 4,096 and {} at 16,384".format(*now.values())
     saved = sorted(round(100 * (1 - now[tokens] / before[tokens])) for tokens in now)
     assert f"{listed}, {saved[0]} to {saved[-1]} % less" in text
-    theirs, la, ours = (
-        float(row["median_ms"])
-        for row in read_results("model-256-forward-nvidia-h200-bfloat16.csv")
+
+
+def test_sticks_in_a_launch_of_their_own_are_as_timed():
+    pytest.importorskip("triton")
+    from ripple_attention.ops.front_triton import PROGRAMS, STICKS_TOGETHER
+
+    text = " ".join((ROOT / "docs/performance.md").read_text().split())
+    plan = {"tokens_at_once": "64", "warps": "4"}
+    together = plan | {"sticks_are_broken": "with the maps", "most_registers": "80"}
+    apart = plan | {"sticks_are_broken": "in a launch of their own"}
+    apart |= {"programs_per_multiprocessor": str(PROGRAMS["sticks"])}
+    rows = read_results("sticks-nvidia-h200.csv")
+    before, after = (
+        {int(row["sticks"]): row["front_us"] for row in rows if setting.items() <= row.items()}
+        for setting in (together, apart)
     )
-    assert f"takes [{ours:.2f} ms](" in text
-    assert f"DeiT beside it {theirs:.2f} ({theirs / ours:.2f} ×)" in text
-    assert f"operations {la:.2f} ({la / ours:.2f} ×)" in text
+    few, many = STICKS_TOGETHER, (5, 8, 16)
+    times = [*(after[x] for x in many), *(before[x] for x in many)]
+    assert "5, 8 and 16 sticks, {}, {} and {} µs instead of {}, {} and {};".format(*times) in text
+    assert f"with the maps ({before[few]} instead of {after[few]})" in text
+    faster = [sticks for sticks in before if float(after[sticks]) < float(before[sticks])]
+    assert faster == [sticks for sticks in before if sticks > few]
+
+
+def test_speeds_of_table_4_are_those_of_their_file():
+    text = " ".join((ROOT / "docs/performance.md").read_text().split())
+    rows = read_results("model-table4-side-16.csv")
+    assert all(row["compiled"] == "True" for row in rows)
+    times = {row["system"]: float(row["median_ms"]) for row in rows}
+    longer = {name: f"{time / times['DeiT-LA']:.2f}" for name, time in times.items()}
+    reaches = [longer[f"ripple, R_max {reach}"] for reach in (2, 4, 8, 16)]
+    assert "16 take {}, {}, {} and {} times as long as DeiT-LA".format(*reaches) in text
+    assert f"logarithmic groups {longer['ripple, logarithmic']};" in text
+    names = "fixed", "truncated", "softmax weights"
+    others = (longer[f"ripple, {name}"] for name in names)
+    words = "fixed ones take {} times as long, truncated ones {}, softmax ones {}."
+    assert words.format(*others) in text
 
 
 def test_results_of_60_epochs_are_those_of_their_files():
@@ -313,9 +345,8 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"worth {ripple - top1['ripple-tiny-fixed']:.1f} points against" in flowing
     assert f"DeiT-LA is {top1['deit-tiny'] - top1['deit-la-tiny']:.1f} points behind" in flowing
     assert top1["ripple-tiny4"] > top1["deit-la-tiny"]
-    theirs = {
-        x: paper.ACCURACY[f"cifar100-ripple-tiny{x}"][0] for x in ("", "-fixed", "-logarithmic")
-    }
+    kinds = "", "-fixed", "-logarithmic", "-truncated"
+    theirs = {x: paper.ACCURACY[f"cifar100-ripple-tiny{x}"][0] for x in kinds}
     assert f"against fixed ones ({theirs[''] - theirs['-fixed']:.1f} there)" in flowing
     leads = {
         "DeiT-LA": (theirs[""] - paper.ACCURACY["cifar100-deit-la-tiny"][0], top1["deit-la-tiny"]),
@@ -326,6 +357,9 @@ def test_results_of_60_epochs_are_those_of_their_files():
         assert re.search(rf"\| \w.* {lead:.1f} .*above {other} \| {ripple - ours:.1f}\b", text)
     lost = ripple - top1["ripple-tiny-logarithmic"], theirs[""] - theirs["-logarithmic"]
     assert "cost {:.1f} ({:.1f} there)".format(*lost) in flowing
+    near = Decimal(str(ripple)) - Decimal(str(top1["ripple-tiny-truncated"]))
+    near = near.quantize(Decimal("0.1"), ROUND_HALF_UP), theirs[""] - theirs["-truncated"]
+    assert "nothing beyond R_max {} ({:.1f} there)".format(*near) in flowing
     layers = {}
     for row in read_results("strength-cifar100-short-ripple-tiny.csv"):
         values = float(row["strength"]), float(row["share_below_half"])
@@ -602,9 +636,46 @@ def test_class_tokens_and_missing_positions_are_those_of_their_files():
     names = "cifar100-short-ripple-tiny", "cifar100-short-deit-tiny"
     numbers = *short, Decimal(longer[names[0]]) - Decimal(longer[names[1]])
     shown = "{:.1f}, or {:.1f} if DeiT classifies a class token; {:.1f} in 100 epochs"
-    assert f"| {shown.format(*numbers)} |" in text
+    assert f"| {shown.format(*numbers)}; " in text
     assert f"where ripple is {short[1]:.1f} points above it" in flowing
     assert words in flowing and abs(blind["ripple-tiny"] - mean["deit-tiny"]) < tenth
+
+
+def test_seeds_and_more_features_are_those_of_their_files():
+    text = (ROOT / "docs/training.md").read_text()
+    flowing = " ".join(text.split())
+    tops = {}
+    for file in ("short", "seeds"):
+        for row in read_results(f"cifar100-{file}-nvidia-h200.csv"):
+            name = row["recipe"].removeprefix("cifar100-short-").removesuffix("-tiny")
+            tops.setdefault(name, []).append(float(row["top1"]))
+    means = {name: statistics.mean(x) for name, x in tops.items()}
+    for system, name in (("DeiT", "deit"), ("ripple", "ripple")):
+        seeds = ", ".join(f"{x:.2f}" for x in tops[name])
+        assert f"| {system} | {seeds} | {means[name]:.1f} |" in text
+    lead = means["ripple"] - means["deit"]
+    assert f"leads by {lead:.1f} points in the mean, and" in flowing
+    assert f"; {lead:.1f} in the mean of seeds |" in text
+    assert f"best of DeiT's by {min(tops['ripple']) - max(tops['deit']):.1f}:" in flowing
+    assert max(max(x) - min(x) for x in tops.values()) < 0.5
+    token = read_results("cifar100-class-token-nvidia-h200.csv")[0]
+    assert token["recipe"] == "cifar100-short-deit-tiny"
+    assert f"the mean leads by {means['ripple'] - float(token['top1']):.1f}." in flowing
+    (wide,) = read_results("cifar100-64-features-nvidia-h200.csv")
+    assert wide["changes"] == "model.num_features: None → 64"
+    both = f"{float(wide['top1']):.1f} % instead of {tops['deit-la'][0]:.1f}"
+    assert f"DeiT-LA reaches {both}" in flowing
+    folders = "cifar100-64-features-nvidia-h200", "cifar100-short-nvidia-h200"
+    losses = [losses_of(folder, "ripple") for folder in folders]
+    assert max(losses[0]) == 45
+    shown = (f"{x[45]:.3f}" for x in losses)
+    assert "before epoch 45 is {}, that of 32 features {}".format(*shown) in flowing
+    curves = (
+        {round(float(row["epoch"])): float(row["top1"]) for row in rows if row["top1"]}
+        for rows in (read_results(f"{folder}/ripple.csv") for folder in folders)
+    )
+    many, few = (curve[45] for curve in curves)
+    assert f"it is {few - many:.1f} points behind there" in flowing
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/training.md"])

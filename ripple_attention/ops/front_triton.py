@@ -7,8 +7,9 @@ From q, k and v, as they lie in one qkv projection, to what the attention itself
 
 and, where a sum over the image follows, shares of Σ φ(k)vᵀ. One kernel does it, in three roles: a
 program maps queries, or maps keys and sums, or breaks sticks. (A program that does all three at
-once holds twice the registers, and half as many run at a time.) Every program loads a block of
-tokens while it computes the one before. Only results are written. Two turns make it cheap:
+once holds twice the registers, and half as many run at a time. As more than four sticks want that
+many for themselves, they are a launch of their own.) Every program loads a block of tokens while it
+computes the one before. Only results are written. Two turns make it cheap:
 - The length of x is a factor on its angles, W₁x̂ = scale·W₁x: products take x, which is exact.
 - o_g = ⟨v, Pᵀe_g⟩ + ⟨p, e_g⟩: one vector for each head and stick, and P costs no token anything.
   In backward, the sums Σ ∂o_g v and Σ ∂o_g give the gradients of P, p and e.
@@ -377,13 +378,13 @@ def front_kernel(
     L, chunks, factor, threshold, N: tl.constexpr,
     D: tl.constexpr, M: tl.constexpr, PADDED_D: tl.constexpr, PADDED_M: tl.constexpr,
     PADDED_G: tl.constexpr, UNIT: tl.constexpr, OFFSETS: tl.constexpr, MASKED: tl.constexpr,
-    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, SUMS: tl.constexpr,
+    TOKENS: tl.constexpr, BLOCKS: tl.constexpr, MAPS: tl.constexpr, SUMS: tl.constexpr,
     ANGLE_PARTS: tl.constexpr, PRECISION: tl.constexpr, HARDWARE: tl.constexpr,
 ):
     """For a chunk of one head, by the program's role: φ(q); or φ(k), and where SUMS its share of
-    Σ [v, 1] φ(k)ᵀ; or α. Roles of a chunk run together, as its q, k and v lie."""
+    Σ [v, 1] φ(k)ᵀ; or α, alone unless MAPS. Roles of a chunk run together, as q, k and v lie."""
     b, n, chunk = _chunk(first, N)
-    role = tl.program_id(0) // N
+    role = tl.program_id(0) // N if MAPS else 2
     if role == 0:
         _map_chunk(
             q, v, mask, w1, w2, b2, phi_q, partial, q_strides, v_strides, mask_strides, phi_strides,
@@ -584,19 +585,25 @@ def front_forward(
     if not sums:
         q, k, v, mask = _as_one_image(q, k, v, mask)
     B, H, W, N, D = v.shape
-    roles = 3 if groups > 1 else 2
+    together = groups - 1 <= STICKS_TOGETHER
+    roles = 3 if groups > 1 and together else 2
     plan = _choose("front", v, M, roles)
     phi_q, phi_k = (v.new_empty(B, H, W, N, M) for _ in range(2))
     alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if groups > 1 else None
     partial = v.new_empty(B, N, plan.chunks, D + 1, M, dtype=torch.float32) if sums else None
-    if v.numel():
-        with torch.cuda.device_of(v):
+    launches = [(plan, roles, groups if together else 1, sums)]
+    if not together:
+        launches.append((_choose("sticks", v, M), 1, groups, False))
+    with torch.cuda.device_of(v):
+        for its_plan, its_roles, its_groups, its_sums in launches if v.numel() else ():
             launch(
-                front_kernel, (roles * N, plan.chunks, B),
+                front_kernel, (its_roles * N, its_plan.chunks, B),
                 q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
                 q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
-                H * W, plan.chunks, *_front_arguments(plan, v, M, groups, options, mask, sums),
-                **plan.launch)
+                H * W, its_plan.chunks,
+                *_front_arguments(
+                    its_plan, v, M, its_groups, options, mask, its_roles > 1, its_sums),
+                **its_plan.launch)
     alpha = None if alpha is None else alpha.view(*tokens, groups)
     return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha, partial
 
@@ -732,8 +739,10 @@ BY_HARDWARE = True
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
 # Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels, or of the front twice
 # as many; and blocks in one.
-PROGRAMS = {"front": 12, "map gradient": 4, "stick gradient": 8}
+PROGRAMS = {"front": 12, "sticks": 6, "map gradient": 4, "stick gradient": 8}
 MAX_BLOCKS = 32
+# More sticks are a launch of their own: they want registers that the maps have other use for.
+STICKS_TOGETHER = 4
 
 
 class Plan(NamedTuple):
@@ -772,14 +781,14 @@ def _fullest(blocks: int, heads: int, at_once: int) -> int:
 
 def _front_arguments(
     plan: Plan, v: Tensor, M: int, groups: int, options: FrontOptions, mask: Tensor | None,
-    sums: bool,
+    maps: bool, sums: bool,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The arguments of `front_kernel` from the factor on."""
     (N, D), (factor, unit) = v.shape[3:], _scale(options, v.shape[-1])
     return (
         factor, options.halt_threshold, N, D, M, _padded(D), _padded(M), _power_of_two(groups),
-        unit, _offsets(groups, options), mask is not None, plan.tokens, plan.blocks, sums,
-        *_precisions(v.dtype, unit),
+        unit, _offsets(groups, options), mask is not None, plan.tokens, plan.blocks,
+        maps, sums, *_precisions(v.dtype, unit),
     )  # fmt: skip
 
 
@@ -829,6 +838,8 @@ def _by_hardware(dtype: torch.dtype) -> bool:
 
 def _block_table(kernel: str, dtype: torch.dtype, wide: int) -> tuple[int, dict[str, int]]:
     """Tokens at once and options of the launch, by the wider of heads and features."""
+    if kernel == "sticks":
+        return 64, {"num_warps": 4 if wide <= 32 else 8, "num_stages": 1}
     if kernel == "stick gradient":
         if wide <= 32:
             return 32, {"num_warps": 2, "num_stages": 1}
