@@ -371,43 +371,50 @@ def test_many_sticks_are_a_launch_of_their_own_and_find_registers_enough(monkeyp
     from ripple_attention.ops import front_triton
 
     compiled = compile_only(monkeypatch, 90)
+    monkeypatch.setattr(front_triton, "_fullest", lambda *_: 12)  # blocks: as for a large batch
     for groups, launches in ((5, 1), (6, 2), (17, 2)):
         inputs = Inputs(Case((32, 32), 32, 32, groups=groups), torch.bfloat16)
-        compiled.clear()
         q, k, v = inputs.qkv.unbind(3)
-        front_triton.front_forward(q, k, v, inputs.parameters, inputs.case.options)
-        assert [name for name, _ in compiled] == ["front_kernel"] * launches
-        products = ["mma" in binary.asm["ptx"] for _, binary in compiled]
-        assert products == [True, False][:launches]  # of maps; sticks are broken without
-        assert all(stack_bytes(binary) <= 16 for _, binary in compiled)
+        for sums, stack in ((False, 16), (True, 48)):
+            compiled.clear()
+            options = inputs.case.options
+            front_triton.front_forward(q, k, v, inputs.parameters, options, sums=sums)
+            assert [name for name, _ in compiled] == ["front_kernel"] * launches
+            products = ["mma" in binary.asm["ptx"] for _, binary in compiled]
+            assert products == [True, False][:launches]  # of maps; sticks are broken without
+            assert all(stack_bytes(binary) <= stack for _, binary in compiled)
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 @pytest.mark.parametrize(
-    ("capability", "dtype", "width", "hardware"),
+    ("capability", "dtype", "width", "hardware", "groups"),
     [
-        *((capability, dtype, 32, False) for capability in (80, 90) for dtype in DTYPES),
-        (80, torch.float16, 64, False),
-        (90, torch.bfloat16, 16, True),
-        (80, torch.bfloat16, 32, True),
+        *((capability, dtype, 32, False, 5) for capability in (80, 90) for dtype in DTYPES),
+        (80, torch.float16, 64, False, 9),
+        (90, torch.bfloat16, 16, True, 5),
+        (80, torch.bfloat16, 32, True, 9),
     ],
     ids=str,
 )
-def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware):
+def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware, groups):
     from ripple_attention.ops import front_triton
 
     compiled = compile_only(monkeypatch, capability)
     monkeypatch.setattr(front_triton, "BY_HARDWARE", hardware)
-    case = Case((32, 32), width, width, masked=hardware)
+    case = Case((32, 32), width, width, groups=groups, masked=hardware)
     inputs = Inputs(case, dtype)
     inputs.by_kernels()
-    assert [name for name, _ in compiled] == [KERNELS[0], KERNELS[1], KERNELS[1], KERNELS[2]]
+    launched = [name for name, _ in compiled]
+    assert launched[-3:] == [KERNELS[1], KERNELS[1], KERNELS[2]]
+    assert launched[:-3] == [KERNELS[0]] * (1 if groups == 5 else 2)
     q, k, v = inputs.qkv.unbind(3)
     front_triton.front_forward(q, k, v, inputs.parameters, case.options, sums=True)
-    for name, binary in compiled:
+    sticks_alone = {1, len(compiled) - 1} if groups > 5 else set()
+    for index, (name, binary) in enumerate(compiled):
         assert len(binary.asm["cubin"]) > 0
         limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
         assert binary.metadata.shared <= limit * 1024, name
-        products = dtype != torch.float32
-        assert ("mma" in binary.asm["ptx"]) == products
-        assert ("sin.approx" in binary.asm["ptx"]) == (hardware and not name.startswith("stick"))
+        alone = index in sticks_alone
+        maps = not alone and not name.startswith("stick")
+        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32 and not alone)
+        assert ("sin.approx" in binary.asm["ptx"]) == (hardware and maps)

@@ -738,7 +738,7 @@ PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, 
 BY_HARDWARE = True
 MAX_WIDTH = 64  # of D and M: parameters and their sums stay in registers and shared memory
 # Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels, or of the front twice
-# as many; and blocks in one.
+# as many, and of sticks what was fastest for 8 and more of them; and blocks in one.
 PROGRAMS = {"front": 12, "sticks": 6, "map gradient": 4, "stick gradient": 8}
 MAX_BLOCKS = 32
 # More sticks are a launch of their own: they want registers that the maps have other use for.
