@@ -591,19 +591,20 @@ def front_forward(
     phi_q, phi_k = (v.new_empty(B, H, W, N, M) for _ in range(2))
     alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if groups > 1 else None
     partial = v.new_empty(B, N, plan.chunks, D + 1, M, dtype=torch.float32) if sums else None
-    launches = [(plan, roles, groups if together else 1, sums)]
-    if not together:
-        launches.append((_choose("sticks", v, M), 1, groups, False))
-    with torch.cuda.device_of(v):
-        for its_plan, its_roles, its_groups, its_sums in launches if v.numel() else ():
-            launch(
-                front_kernel, (its_roles * N, its_plan.chunks, B),
-                q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
-                q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
-                H * W, its_plan.chunks,
-                *_front_arguments(
-                    its_plan, v, M, its_groups, options, mask, its_roles > 1, its_sums),
-                **its_plan.launch)
+
+    def start(plan: Plan, roles: int, groups: int, sums: bool) -> None:
+        launch(
+            front_kernel, (roles * N, plan.chunks, B),
+            q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial,
+            q.stride(), k.stride(), v.stride(), _strides(mask), phi_q.stride(), _strides(alpha),
+            H * W, plan.chunks,
+            *_front_arguments(plan, v, M, groups, options, mask, roles > 1, sums), **plan.launch)
+
+    if v.numel():
+        with torch.cuda.device_of(v):
+            start(plan, roles, groups if together else 1, sums)
+            if not together:
+                start(_choose("sticks", v, M), 1, groups, False)
     alpha = None if alpha is None else alpha.view(*tokens, groups)
     return phi_q.view(*tokens, M), phi_k.view(*tokens, M), alpha, partial
 
