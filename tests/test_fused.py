@@ -1,9 +1,12 @@
 """The fused operators: all of a layer between its projections, against the layer in PyTorch."""
 
+import warnings
 from functools import partial
 
 import pytest
 import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
 
 from inputs import relative_error
 from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, use_tiles
@@ -115,6 +118,26 @@ def test_a_layer_uses_them_where_they_run_and_compiles():
     assert layer._attend_fused(x, None, None) is None
     for a, b in zip(results(layer, layer, x), out, strict=True):
         assert relative_error(a, b) < 1e-5
+
+
+@pytest.mark.parametrize("fuse", [True, False])
+@interpreted
+def test_gradients_of_kernels_pass_through_ddp(fuse):
+    layer = make_layer(RippleAttention, implementation="tiled_triton")
+    layer.fuse = fuse
+    x = torch.randn(2, 5, 6, 32)
+    assert (layer._attend_fused(x, None, None) is not None) == fuse
+    layer(x).square().sum().backward()
+    expected = [parameter.grad.clone() for parameter in layer.parameters()]
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        layer.zero_grad()
+        with warnings.catch_warnings(action="error"):  # gradients laid out otherwise than weights
+            DistributedDataParallel(layer)(x).square().sum().backward()
+    finally:
+        distributed.destroy_process_group()
+    for parameter, gradient in zip(layer.parameters(), expected, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, rtol=0, atol=0)
 
 
 @interpreted
