@@ -33,6 +33,7 @@ from ripple_attention.train.checkpoint import (
 )
 from ripple_attention.train.classifier import preprocessing
 from ripple_attention.train.evaluate import Predictor, evaluate
+from ripple_attention.train.recipe import differences
 
 PNG = b"\x89PNG"
 
@@ -320,10 +321,10 @@ def test_predict_says_what_training_saw(demo):
 
 def test_the_embedded_model_is_what_its_card_says(tmp_path):
     predictor, card = Predictor(EMBEDDED), EMBEDDED.with_suffix(".md").read_text()
-    recipe = find_recipe("cifar100-short-ripple-tiny4")
-    assert replace(predictor.recipe, hardware=recipe.hardware) == recipe
-    assert "`ripple train cifar100-short-ripple-tiny4 --seed 0`" in card
-    results = Path(__file__).parents[1] / "benchmarks/results/cifar100-short-nvidia-h200.csv"
+    changed = differences(find_recipe("cifar100-ripple-tiny4"), predictor.recipe)
+    assert f"| {'; '.join(changed)} |" in card and "optimizer.decay_feature_maps" in changed[0]
+    assert "`ripple train cifar100-ripple-tiny4 --seed 0`" in card
+    results = Path(__file__).parents[1] / "benchmarks/results/cifar100-4-layers-nvidia-h200.csv"
     (run,) = (
         row for row in csv.DictReader(results.open()) if row["recipe"] == predictor.recipe.name
     )

@@ -14,6 +14,7 @@ PAGES = [
     "CONTRIBUTING.md",
     "docs/algorithm.md",
     "docs/training.md",
+    "docs/cifar100.md",
     "docs/performance.md",
 ]
 
@@ -51,7 +52,7 @@ def test_the_figures_of_shapes_are_those_of_the_results_file():
     assert last["step"] == "1200"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/training.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/training.md", "docs/cifar100.md"])
 def test_commands_of_training_are_understood(page):
     lines = re.findall(r"^    ripple train (\S+)(.*?)(?:  #.*)?$", (ROOT / page).read_text(), re.M)
     assert len(lines) >= 4

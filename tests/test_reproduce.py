@@ -21,6 +21,7 @@ from ripple_attention.recipes import find_recipe
 from ripple_attention.reproduce import readme
 from ripple_attention.reproduce.columns import COLUMNS
 from ripple_attention.reproduce.commands import catalogue, find_names, list_all, reproduce
+from ripple_attention.reproduce.figures import divergence_runs
 from ripple_attention.reproduce.found import Results, read_results
 from ripple_attention.reproduce.pages import fill, grid, missing, sources
 from ripple_attention.reproduce.runs import best_runs
@@ -149,6 +150,20 @@ def test_rows_are_compared_at_equal_epochs(results, longer, shown):
     rows += [run(f"cifar100-short-{name}-tiny", 50.0, 100) for name in longer]
     value = ours("table2", "top1", "ripple", results(rows))
     assert value.text(1) == f"50.0 ({shown} epochs, changed recipe)"
+
+
+@pytest.mark.parametrize("changes", ["", "optimizer.decay_feature_maps: True → False"])
+def test_a_result_at_full_length_stands_beside_that_of_equal_epochs(results, changes):
+    rows = [run(f"cifar100-short-{name}-tiny", 50.0, 60) for name in ("deit", "ripple")]
+    found = results([*rows, run("cifar100-ripple-tiny", 73.0, changes=changes)])
+    value = ours("table2", "top1", "ripple", found)
+    full = "300 epochs, changed recipe" if changes else "300 epochs"
+    assert value.text(1) == f"73.0 ({full}); 50.0 (60 epochs, changed recipe)"
+    assert value.commands == (("ripple train cifar100-ripple-tiny",) if changes else ())
+    table = BY_NAME["table2"]
+    lines = "\n".join(sources(table, fill(table, found)))
+    assert "\nripple (`cifar100-ripple-tiny`): 300 epochs" in lines
+    assert "ripple (`cifar100-short-ripple-tiny`): 60 epochs" in lines
 
 
 def test_another_model_does_not_count(results):
@@ -343,6 +358,16 @@ def test_everything_is_written_and_not_empty(tmp_path, results):
     page = (output / "figure-speed-partitions.md").read_text()
     assert "logarithmic, dense: not yet run" in page
     assert "73.0 (100 epochs)" in (output / "table2.md").read_text()
+
+
+def test_runs_of_both_starts_come_first_in_the_figure_on_divergence(results):
+    def metrics(epochs, jsd):
+        row = {"kind": "ripples", "step": 1, "loss": 4.0, "groups": 5}
+        return [row | {"epoch": e, "jsd": jsd + e / 1000} for e in range(epochs + 1)]
+
+    lengths = {"uniform": (60, 0.077), "longer": (100, 0.077), "plain": (35, 0.0)}
+    found = results(*(metrics(*length) for length in lengths.values()))
+    assert [int(name.split()[1][0]) for name in divergence_runs(found)] == [1, 2, 0]
 
 
 def test_one_name_is_also_printed(tmp_path, results):

@@ -11,8 +11,10 @@ from results import ROOT, flowing, losses_by_epoch, read_results, rounded, top1_
 
 import ripple_attention.models  # noqa: F401  (makes the names known to timm)
 from ripple_attention import paper
+from ripple_attention.divergence import uniform_divergence
 from ripple_attention.feature_maps import Learned
 from ripple_attention.recipes import all_recipes
+from ripple_attention.train.checkpoint import EMBEDDED, read_weights
 from ripple_attention.train.module import learning_rate
 
 
@@ -42,7 +44,7 @@ def test_other_figures_of_training_are_those_of_their_files():
 
 
 def test_results_of_60_epochs_are_those_of_their_files():
-    text = (ROOT / "docs/training.md").read_text()
+    text = (ROOT / "docs/cifar100.md").read_text()
     runs = read_results("cifar100-short-nvidia-h200.csv")
     for run in runs:
         top1, top5 = rounded(run["top1"]), rounded(run["top5"])
@@ -51,7 +53,7 @@ def test_results_of_60_epochs_are_those_of_their_files():
         assert f"{top1} % top-1, {top5} % top-5 (seed 0)" in all_recipes()[run["recipe"]].text
     top1 = {run["recipe"].removeprefix("cifar100-short-"): float(run["top1"]) for run in runs}
     ripple = top1["ripple-tiny"]
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     assert f"Ripple is {ripple - top1['deit-la-tiny']:.1f} points above DeiT-LA" in told
     assert f"and {ripple - top1['deit-tiny']:.1f} above DeiT" in told
     assert f"worth {ripple - top1['ripple-tiny-fixed']:.1f} points against" in told
@@ -82,8 +84,96 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"less than half of it for {weak[0]} to {weak[-1]} % of the tokens" in told
 
 
+def test_results_of_four_layers_are_those_of_their_files():
+    text, told = (ROOT / "docs/cifar100.md").read_text(), flowing("docs/cifar100.md")
+    short = {row["recipe"]: row for row in read_results("cifar100-short-nvidia-h200.csv")}
+    deit, deit_long, ripple_long = read_results("cifar100-4-layers-nvidia-h200.csv")
+    for row, epochs in ((deit, "60"), (deit_long, "300"), (ripple_long, "300")):
+        assert row["epochs"] == epochs
+        assert ("model.depth: None → 4" in row["changes"]) == row["recipe"].endswith("deit-tiny")
+    assert "optimizer.decay_feature_maps: True → False" in ripple_long["changes"]
+    linear, ripple = (short[f"cifar100-short-{name}-tiny4"] for name in ("deit-la", "ripple"))
+    theirs = [
+        rounded(paper.TOP1_OF_TABLE_8[f"cifar100-{name}-tiny4"]) for name in ("deit-la", "ripple")
+    ]
+    tops = [rounded(row["top1"]) for row in (linear, deit, deit_long, ripple, ripple_long)]
+    assert f"| DeiT-LA | {tops[0]} | – | {theirs[0]} |" in text
+    assert f"| DeiT | {tops[1]} | {tops[2]} | – |" in text
+    assert f"| ripple | {tops[3]} | {tops[4]} | {theirs[1]} |" in text
+    assert f"| ripple of four layers {theirs[1]} % | {tops[4]} after 300 |" in text
+    of_twelve = rounded(paper.ACCURACY["cifar100-deit-tiny"][0])
+    assert f"reach {tops[2]} % in 300 epochs; the paper has {of_twelve} for twelve" in told
+    theirs_full = paper.TOP1_OF_TABLE_8["cifar100-ripple-tiny4"]
+    assert abs(float(ripple_long["top1"]) - theirs_full) < 1 and "within a point of" in told
+    leads = [
+        float(r["top1"]) - float(d["top1"]) for r, d in ((ripple, deit), (ripple_long, deit_long))
+    ]
+    assert (
+        "is {:.1f} points at the end of 60 epochs and {:.1f} at the end of 300".format(*leads)
+        in told
+    )
+    assert f"and {leads[1]:.1f} points above them after 300" in told
+    folder = "cifar100-4-layers-nvidia-h200"
+    pairs = [
+        ("cifar100-short-nvidia-h200/ripple4.csv", f"{folder}/deit4-60.csv"),
+        (f"{folder}/ripple4-300.csv", f"{folder}/deit4-300.csv"),
+    ]
+    apart = []
+    for names in pairs:
+        losses = [losses_by_epoch(name) for name in names]
+        apart.append(abs(losses[0][max(losses[0])] - losses[1][max(losses[1])]))
+    assert "last five epochs, differ by {:.3f} and {:.3f}.".format(*apart) in told
+    curves = [top1_by_epoch(name) for name in pairs[1]]
+    lead = {epoch: curves[0][epoch] - top1 for epoch, top1 in curves[1].items()}
+    early = [x for epoch, x in lead.items() if epoch <= 60]
+    late = [x for epoch, x in lead.items() if epoch >= 180]
+    bounds = f"between {min(early):.1f} and {max(early):.1f} points".replace("-", "−")
+    assert f"{bounds}, from epoch 180 on between {min(late):.1f} and {max(late):.1f}." in told
+    assert float(ripple_long["gradient_norm_max"]) < 3.9 and "Gradients stay below 3.9" in told
+    embedded, _ = read_weights(EMBEDDED)
+    sizes = [float(x.float().std()) for name, x in embedded.items() if name.endswith(".w1")]
+    assert f"deviations of {min(sizes):.2f} to {max(sizes):.2f} by layer" in told
+    dead = [
+        100 * float(row["dead_features_of_all_heads"])
+        for row in read_results("strength-cifar100-4-layers-ripple4-300.csv")
+    ]
+    assert f"{min(dead):.0f} to {max(dead):.0f} % of a layer's features are dead" in told
+    fit = {
+        (x["model"], x["split"]): float(x["top1"])
+        for x in read_results("fit-cifar100-4-layers.csv")
+    }
+    right = f"names {fit['ripple', 'train']:.1f} % rightly and DeiT {fit['DeiT', 'train']:.1f} ("
+    assert right in told and "also does better on training images" in told
+    readme = flowing("README.md")
+    assert f"{tops[4]} % top-1 after 300 epochs (the paper: {theirs[1]})" in readme
+    assert (
+        f"(ripple_attention/weights/cifar100.md): {tops[4]} % top-1; the paper: {theirs[1]})"
+        in readme
+    )
+    said = f"{tops[4]} % top-1, {rounded(ripple_long['top5'])} % top-5 (seed 0)"
+    assert said in all_recipes()["cifar100-ripple-tiny4"].text
+
+
+def test_plain_sticks_are_those_of_their_file():
+    told = flowing("docs/cifar100.md")
+    names = [f"cifar100-{x}-nvidia-h200/ripple.csv" for x in ("plain-sticks", "short")]
+    (plain, balanced), (loss, other) = (
+        [read(name) for name in names] for read in (top1_by_epoch, losses_by_epoch)
+    )
+    assert max(plain) == 35
+    assert max(abs(loss[x] - other[x]) for x in plain) < 0.005
+    assert max(abs(plain[x] - balanced[x]) for x in plain) < 0.8
+    assert "by more than 0.005 from" in told and "by more than 0.8 points" in told
+    assert f"plain sticks are {plain[35] - balanced[35]:.1f} points ahead" in told
+    rows = [row for row in read_results(names[0]) if row["jsd"]]
+    jsd = {round(float(row["epoch"])): float(row["jsd"]) for row in rows}
+    assert jsd[0] < 1e-3 and jsd[10] > uniform_divergence(5)
+    assert f"within ten epochs to {max(jsd.values()):.2f}" in told
+    assert f"a little, to {jsd[35]:.2f} (" in told
+
+
 def test_results_of_100_epochs_are_those_of_their_files():
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     runs = {
         run["recipe"]: run["top1"] for run in read_results("cifar100-100-epochs-nvidia-h200.csv")
     }
@@ -105,7 +195,7 @@ def test_results_of_100_epochs_are_those_of_their_files():
 
 
 def test_dead_features_are_those_of_their_files():
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     of_layers, of_heads = [], []
     for name in ("short", "100-epochs"):
         rows = read_results(f"strength-cifar100-{name}-ripple-tiny.csv")
@@ -120,7 +210,7 @@ def test_dead_features_are_those_of_their_files():
 
 
 def test_shrunk_maps_are_those_of_their_file():
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     rows = read_results("shrunk-feature-maps.csv")
     found = {(r["epochs"], r["factor_on_w1"], r["factor_on_w2"]): r for r in rows}
     trained = [found[x, "1", "1"] for x in ("60", "100")]
@@ -143,7 +233,7 @@ def test_shrunk_maps_are_those_of_their_file():
 
 
 def test_trials_are_those_of_their_file():
-    text = (ROOT / "docs/training.md").read_text()
+    text = (ROOT / "docs/cifar100.md").read_text()
     rows = read_results("trials-cifar100-short-nvidia-h200.csv")
     lasts = {(row["recipe"], row["options"]): row for row in rows}
     trials = [key for key in lasts if key[1]]
@@ -161,7 +251,7 @@ def test_trials_are_those_of_their_file():
 
 
 def test_the_trial_of_embeddings_is_that_of_its_file():
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     found = {
         (row["standard_deviation_of_stick_embeddings"], int(row["epoch"])): row
         for row in read_results("trial-embeddings-nvidia-h200.csv")
@@ -189,7 +279,7 @@ def test_the_trial_of_embeddings_is_that_of_its_file():
 
 
 def test_the_trial_without_decay_is_that_of_its_file():
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     rows = read_results("trial-no-decay-nvidia-h200.csv")
     found = {
         (row["recipe"], row["epochs"], int(row["epoch"]), row["decay_of_feature_maps"]): row["top1"]
@@ -217,7 +307,7 @@ def test_the_trial_without_decay_is_that_of_its_file():
 
 
 def test_the_trial_of_the_papers_rate_is_that_of_its_file():
-    told = flowing("docs/training.md")
+    told = flowing("docs/cifar100.md")
     rows = {
         (row["recipe"].removeprefix("cifar100-short-"), row["learning_rate"], row["epoch"]): row
         for row in read_results("trial-lr-5e-4-nvidia-h200.csv")
@@ -234,8 +324,8 @@ def test_the_trial_of_the_papers_rate_is_that_of_its_file():
 
 
 def test_leads_over_deit_are_those_of_their_files():
-    text = (ROOT / "docs/training.md").read_text()
-    told = flowing("docs/training.md")
+    text = (ROOT / "docs/cifar100.md").read_text()
+    told = flowing("docs/cifar100.md")
     runs = {row["recipe"]: row for row in read_results("cifar100-light-nvidia-h200.csv")}
     for recipe, row in runs.items():
         shown = (f"{float(row[x]):.1f}" for x in ("top1", "top5", "gradient_norm_max"))
@@ -288,8 +378,8 @@ def test_leads_over_deit_are_those_of_their_files():
 
 
 def test_class_tokens_and_missing_positions_are_those_of_their_files():
-    text = (ROOT / "docs/training.md").read_text()
-    told = flowing("docs/training.md")
+    text = (ROOT / "docs/cifar100.md").read_text()
+    told = flowing("docs/cifar100.md")
 
     def tops(file):
         names = re.compile(r"cifar100-(?:short-)?(.*?)(?:-no-ape)?$")
@@ -330,8 +420,8 @@ def test_class_tokens_and_missing_positions_are_those_of_their_files():
 
 
 def test_seeds_and_more_features_are_those_of_their_files():
-    text = (ROOT / "docs/training.md").read_text()
-    told = flowing("docs/training.md")
+    text = (ROOT / "docs/cifar100.md").read_text()
+    told = flowing("docs/cifar100.md")
     tops = {}
     for file in ("short", "seeds"):
         for row in read_results(f"cifar100-{file}-nvidia-h200.csv"):

@@ -26,16 +26,17 @@ def draw_table(table: PaperTable, filled: Filled, folder: Path) -> None:
     for place, (row, value) in enumerate(zip(table.rows, values, strict=True)):
         if table.drawn in row.paper:
             ax.plot(row.paper[table.drawn], place, "o", color=PAPER, mfc="white", ms=8, mew=1.8)
-        if isinstance(value, Measured):
-            low, high = value.mean - min(value.numbers), max(value.numbers) - value.mean
+        for part in value.parts() if isinstance(value, Measured) else []:
+            mean, (least, most) = part.mean, (min(part.numbers), max(part.numbers))
             ax.errorbar(
-                value.mean, place, xerr=[[low], [high]], fmt="s", color=OURS, ms=6, capsize=3
-            )
-            if value.departs:
-                ax.annotate(
-                    ", ".join(value.departs), (value.mean, place), (9, 0), va="center", fontsize=8,
-                    textcoords="offset points",
-                )  # fmt: skip
+                mean, place, xerr=[[mean - least], [most - mean]], fmt="s", color=OURS, ms=6,
+                capsize=3,
+            )  # fmt: skip
+            full = part is not value  # near the dot of the paper, which is further right as a rule
+            ax.annotate(
+                ", ".join(part.departs), (mean, place), (-9 if full else 9, 0), fontsize=8,
+                va="center", ha="right" if full else "left", textcoords="offset points",
+            )  # fmt: skip
     ax.plot([], [], "o", color=PAPER, mfc="white", ms=8, mew=1.8, label="paper")
     measured = any(isinstance(value, Measured) for value in values)
     ax.plot([], [], "s", color=OURS, ms=6, label="ours" if measured else "ours: not yet run")
@@ -78,7 +79,7 @@ def draw_curves(
 
 def draw_divergence(title: str, runs: dict[str, list[Row]], groups: int, path: Path) -> None:
     """The divergence from the fixed weights, its layers, and where ripples halt, in training."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
     for (name, rows), color in zip(runs.items(), PALETTE[:1] + PALETTE[2:], strict=False):
         epochs = [row["epoch"] for row in rows]
         axes[0].plot(epochs, [row["jsd"] for row in rows], color=color, label=name)
@@ -96,7 +97,8 @@ def draw_divergence(title: str, runs: dict[str, list[Row]], groups: int, path: P
         ax.grid(alpha=0.3)
     if not runs:
         axes[0].text(0.5, 0.4, "not yet run", ha="center", transform=axes[0].transAxes)
-    axes[0].legend(fontsize=9)
+    labels = axes[0].get_legend_handles_labels()
+    figure.legend(*labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
     figure.suptitle(title)
     save_both(figure, path)
 
@@ -112,7 +114,7 @@ def _draw_layers(ax: Any, run: tuple[str, list[Row]]) -> None:
             ax.plot(*zip(*values, strict=True), color=color, label=f"layer {layer}")
     if layers:
         ax.legend(fontsize=7, ncols=2)
-    ax.set(title=f"layer by layer: {name}" if layers else "layer by layer")
+    ax.set_title(f"layers of {name}" if layers else "layer by layer", fontsize=9)
 
 
 def save_both(figure: Any, path: Path) -> None:

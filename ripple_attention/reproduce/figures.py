@@ -129,14 +129,20 @@ def _curve_table(curves: Curves, setting: Setting, step: str) -> str:
 def divergence_runs(results: Results) -> dict[str, list[Row]]:
     """The rows of every run that logged its divergence, by the name of its file, longest first.
 
-    Runs with fixed weights, which do not diverge from themselves, are left out.
+    Before all others come the longest of those that start as uniform weights and the longest of
+    those that start as fixed ones. Runs with fixed weights, which do not diverge from themselves,
+    are left out.
     """
     runs: dict[str, list[Row]] = {}
     for row in results.metrics:
         if row["kind"] == "ripples" and row.get("jsd") is not None:
             runs.setdefault(row["file"], []).append(row)
     runs = {name: rows for name, rows in runs.items() if max(row["jsd"] for row in rows) > 1e-6}
-    return dict(sorted(runs.items(), key=lambda run: -run[1][-1]["epoch"]))
+    runs = dict(sorted(runs.items(), key=lambda run: -run[1][-1]["epoch"]))
+    longest: dict[bool, str] = {}
+    for name, rows in runs.items():
+        longest.setdefault(rows[0]["jsd"] < uniform_divergence(_groups(rows)) / 2, name)
+    return {name: runs[name] for name in [*longest.values(), *runs]}
 
 
 def _groups(rows: list[Row]) -> int:
@@ -159,8 +165,9 @@ def make_divergence(results: Results, folder: Path) -> tuple[str, list[str]]:
         "The Jensen–Shannon divergence, in nats, of the spatial weights from the fixed ones (1/2, "
         "1/4, …, the remainder for the rest), a mean over images, tokens, heads and layers. The "
         f"dashed line is that of uniform weights, {uniform_divergence(groups):.4f} for {groups} "
-        "groups. The paper gives neither a unit nor numbers. Its weights start near the fixed ones "
-        "(plain sticks); ours start near the uniform line (balanced sticks).",
+        "groups. The paper gives neither a unit nor numbers. Its weights start near the fixed "
+        "ones, as ours do by plain sticks (`--model.balanced False`); by balanced ones, which are "
+        "the default, they start near the uniform line.",
         f"![{title}](figure-jsd.png)",
     ]
     lines = ["| run | epochs | JSD, first | largest | last |", "|---|---:|---:|---:|---:|"]

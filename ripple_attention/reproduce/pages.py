@@ -60,11 +60,12 @@ def sources(table: PaperTable, filled: Filled) -> list[str]:
     rows: dict[str, list[str]] = {}
     for values in filled.values():
         for row, value in zip(table.rows, values, strict=True):
-            if isinstance(value, Measured) and value.source:
-                labels = rows.setdefault(value.source, [])
-                label = row_label(table, row.label, row.facts)
-                label += f" (`{value.recipe}`)" if value.recipe else ""
-                labels += [label] if label not in labels else []
+            for part in value.parts() if isinstance(value, Measured) else []:
+                if part.source:
+                    labels = rows.setdefault(part.source, [])
+                    label = row_label(table, row.label, row.facts)
+                    label += f" (`{part.recipe}`)" if part.recipe else ""
+                    labels += [label] if label not in labels else []
     return [f"{', '.join(labels)}: {source}" for source, labels in rows.items()]
 
 

@@ -72,7 +72,8 @@ def _linked(table: PaperTable, filled: Filled) -> list[str]:
         for values in filled.values()
         for value in values
         if isinstance(value, Measured)
-        for file in value.files
+        for part in value.parts()
+        for file in part.files
     }
     lines = sources(table, filled)
     for file in files:

@@ -51,7 +51,8 @@ def best_runs(
     Runs of the row's recipe count, and those of recipes that train the same model on the same data
     by another schedule. Of several settings one with the epochs that are asked for is shown; else
     the one with the most epochs, up to the paper's; then the one with the fewest departures, then
-    that with the most seeds.
+    that with the most seeds. Where that has fewer epochs than the paper's and another has them all,
+    both are shown.
 
     Args:
         recipe: The row's.
@@ -72,18 +73,26 @@ def best_runs(
         seeds = len({run["seed"] for run in runs})
         return trained == epochs, trained <= wanted.epochs, trained, few, seeds
 
+    def measured(runs: list[Row]) -> Measured:
+        runs = sorted(runs, key=lambda run: run["seed"])
+        departed = departures(runs[0], wanted)
+        files = tuple(sorted({run["file"] for run in runs}))
+        return Measured(
+            tuple(unit * run[quantity] for run in runs),
+            _in_short(departed),
+            _source(runs, departed, files),
+            files,
+            runs[0]["recipe"],
+            (training_command(recipe),) if departed else (),
+        )
+
     best: list[Row] = max(settings, key=rank)
-    runs = sorted(best, key=lambda run: run["seed"])
-    departed = departures(runs[0], wanted)
-    files = tuple(sorted({run["file"] for run in runs}))
-    return Measured(
-        tuple(unit * run[quantity] for run in runs),
-        _in_short(departed),
-        _source(runs, departed, files),
-        files,
-        runs[0]["recipe"],
-        (training_command(recipe),) if departed else (),
-    )
+    full = [runs for runs in settings if runs[0]["epochs"] == wanted.epochs]
+    if not full or best in full:
+        return measured(best)
+    longest = measured(max(full, key=rank))
+    in_full = replace(longest, departs=(f"{wanted.epochs} epochs", *longest.departs))
+    return replace(measured(best), in_full=in_full, commands=longest.commands)
 
 
 def _settings(

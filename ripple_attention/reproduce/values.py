@@ -14,6 +14,7 @@ class Measured:
         files: Of which it was read, relative to the folder of results.
         recipe: Whose training made it.
         commands: Where it departs, those that would make it in the paper's setting.
+        in_full: The same after as many epochs as the paper's, where the table compares at fewer.
     """
 
     numbers: tuple[float, ...]
@@ -22,6 +23,7 @@ class Measured:
     files: tuple[str, ...] = ()
     recipe: str = ""
     commands: tuple[str, ...] = ()
+    in_full: "Measured | None" = None
 
     @property
     def mean(self) -> float:
@@ -34,13 +36,20 @@ class Measured:
         '43.8, 43.5–44.1 (2 seeds, 20 epochs)'
         >>> Measured((5770.0,)).text(0)
         '5,770'
+        >>> Measured((50.26,), ("60 epochs",), in_full=Measured((69.16,), ("300 epochs",))).text(1)
+        '69.2 (300 epochs); 50.3 (60 epochs)'
         """
         shown = f"{self.mean:,.{decimals}f}"
         said = list(self.departs)
         if len(self.numbers) > 1:
             shown += f", {min(self.numbers):,.{decimals}f}–{max(self.numbers):,.{decimals}f}"
             said.insert(0, f"{len(self.numbers)} seeds")
-        return shown + (f" ({', '.join(said)})" if said else "")
+        shown += f" ({', '.join(said)})" if said else ""
+        return f"{self.in_full.text(decimals)}; {shown}" if self.in_full else shown
+
+    def parts(self) -> list["Measured"]:
+        """The numbers that are shown, each with its own source."""
+        return [self.in_full, self] if self.in_full else [self]
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
     ripple train cifar100-ripple-tiny4
 
-Not yet run.
+One H200, bf16, `--optimizer.no-decay-feature-maps`: 69.2 % top-1, 90.9 % top-5 (seed 0).
 """
 
 from ripple_attention.recipes.cifar100 import cifar100
