@@ -304,9 +304,12 @@ def test_predict_names_classes(demo, tmp_path):
     done = ripple("predict", demo[0], picture, "--top", 3)
     assert done.exit_code == 0, done.output
     assert done.output.count("%") == 3
+    assert str(picture) in done.output.splitlines()  # however long it is
     done = ripple("predict", demo[0], broken, picture)
     assert done.output.count("%") == 5
     assert f"{broken} cannot be read as a picture" in str(done.exception)
+    assert "save it anew" in str(done.exception)
+    assert "is a folder: name" in str(ripple("predict", demo[0], tmp_path).exception)
     assert "does not exist" in str(ripple("predict", demo[0], "no.png").exception)
 
 
@@ -432,6 +435,7 @@ def test_recipes_are_listed():
     for name in (*names, "coco-mini-smca-ripple", "shapes-smca"):
         assert name in output
     assert "73.94 / 92.37" in output
+    assert re.search(r"cifar100-ripple-tiny4 +300 +70.03 ", output)
     assert "AP 40.5" in output
 
 

@@ -58,6 +58,15 @@ def test_images_of_any_shape_are_taken(name):
     assert [tuple(row.shape) for row in rows] == [(1, 240, 192)] * 2
 
 
+@pytest.mark.parametrize("shape", [(2, 1, 32, 32), (3, 32, 32)])
+def test_images_of_another_kind_are_refused_in_words(shape):
+    model = timm.create_model("ripple_tiny4_patch2_32", depth=1)
+    with pytest.raises(ValueError, match=r"come as \(B, 3, height, width\); got .* in_chans="):
+        model(torch.zeros(shape))
+    grey = timm.create_model("ripple_tiny4_patch2_32", depth=1, in_chans=1)
+    assert grey(torch.zeros(1, 1, 32, 32)).shape == (1, 100)
+
+
 def test_features_only():
     model = create("ripple_tiny_patch2_32", depth=4, features_only=True, out_indices=(1, 3))
     maps = model(torch.randn(1, 3, 32, 32))

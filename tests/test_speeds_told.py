@@ -67,6 +67,15 @@ def test_figures_of_speed_are_those_of_their_files():
     readme = flowing("README.md")
     claim = f"{', '.join(factors[:-1])} and {factors[-1]} times as fast as PyTorch's softmax"
     assert claim in readme
+    rows = read_results("model-nvidia-h200-bfloat16.csv")
+    speeds = []
+    for tokens in ("196", "256", "4096", "16384"):
+        found = by_system(rows, tokens, "forward")
+        names = "DeiT, softmax SDPA", "ripple, R_max 4"
+        deit, ours = (float(found[name]["median_ms"]) for name in names)
+        speeds.append(f"{deit / ours:.{2 if deit < ours else 1}f}")
+    words = "at {} and {} of DeiT's speed with 196 and 256 tokens, and at {} and {} times it with"
+    assert words.format(*speeds) in readme
     versions = re.findall(
         r"^\| (\d [^|]+?) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| (.+?) \|$", text, re.M
     )

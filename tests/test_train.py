@@ -456,8 +456,10 @@ def test_foreign_weights_are_refused(whole, tmp_path):
     cut.write_bytes((whole[0] / "model.safetensors").read_bytes()[:-10])
     with pytest.raises(CheckpointError, match="cannot be read as safetensors, it may be cut short"):
         read_description(cut)
-    with pytest.raises(CheckpointError, match="does not exist"):
+    with pytest.raises(CheckpointError, match="nothing is none of these: it does not exist$"):
         find_weights(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match=r"does not exist\. did you mean embedded\?"):
+        find_weights(Path("embeded"))
     with pytest.raises(CheckpointError, match="holds ema.safetensors"):
         find_weights(tmp_path, ema=True)
     (tmp_path / "model.safetensors").touch()

@@ -211,7 +211,7 @@ def draw_picture(ax: Any, explanation: Explanation, at: tuple[int, int]) -> None
         ax.axvline(c * width / W - 0.5, color="white", lw=0.4, alpha=0.5)
     corner = (at[1] * width / W - 0.5, at[0] * height / H - 0.5)
     ax.add_patch(plt.Rectangle(corner, width / W, height / H, fill=False, color="red", lw=2))
-    ax.set(xticks=[], yticks=[], title=f"row {at[0]}, column {at[1]} of {H} × {W} patches")
+    ax.set(xticks=[], yticks=[], title=f"row {at[0]}, column {at[1]}\nof {H} × {W} patches")
 
 
 def draw_classes(ax: Any, explanation: Explanation, top: int = 5) -> None:

@@ -204,6 +204,12 @@ class GridVisionTransformer(VisionTransformer):
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Images (B, channels, height, width) → normed tokens in a row (B, L, C)."""
+        channels = getattr(self.patch_embed.proj, "in_channels", None)
+        if x.dim() != 4 or channels not in (None, x.shape[1]):
+            raise ValueError(
+                f"images come as (B, {channels}, height, width); got {tuple(x.shape)}. For other "
+                "channels make the model with in_chans="
+            )
         tokens = super().forward_features(x, *args, **kwargs)
         return tokens if tokens.dim() == 3 else tokens.flatten(1, 2)
 

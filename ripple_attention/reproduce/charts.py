@@ -1,5 +1,6 @@
 """Figures, as PNG and SVG, in colours that colour-blind eyes tell apart."""
 
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -80,11 +81,13 @@ def draw_curves(
 def draw_divergence(title: str, runs: dict[str, list[Row]], groups: int, path: Path) -> None:
     """The divergence from the fixed weights, its layers, and where ripples halt, in training."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
-    for (name, rows), color in zip(runs.items(), PALETTE[:1] + PALETTE[2:], strict=False):
+    looks = product(("-", ":"), PALETTE[:1] + PALETTE[2:])  # the other colour is the line's below
+    for (name, rows), (style, color) in zip(runs.items(), looks, strict=False):
+        look = {"color": color, "ls": style, "label": name}
         epochs = [row["epoch"] for row in rows]
-        axes[0].plot(epochs, [row["jsd"] for row in rows], color=color, label=name)
+        axes[0].plot(epochs, [row["jsd"] for row in rows], **look)
         if all(row.get("halting_group") is not None for row in rows):
-            axes[2].plot(epochs, [row["halting_group"] for row in rows], color=color, label=name)
+            axes[2].plot(epochs, [row["halting_group"] for row in rows], **look)
     uniform = uniform_divergence(groups)
     axes[0].axhline(uniform, color=OURS, ls="--", label="uniform weights")
     axes[0].set(title="JSD to the fixed weights", ylabel="nats", ylim=(0, None))

@@ -7,7 +7,7 @@ from ripple_attention.reproduce.columns import COLUMNS
 from ripple_attention.reproduce.found import FOLDER, Results, read_results
 from ripple_attention.reproduce.layout import PaperTable
 from ripple_attention.reproduce.pages import Filled, grid, sources
-from ripple_attention.reproduce.tables import TABLES
+from ripple_attention.reproduce.tables import OURS, TABLES
 from ripple_attention.reproduce.values import Measured
 
 BEGIN = "<!-- results: made by `make results`; edits here are lost -->"
@@ -33,8 +33,8 @@ def results_section(results: Results) -> str:
     if not parts:
         parts = ["Nothing is trained yet."]
     parts.append(
-        "`ripple reproduce all` writes every table and figure of the paper, ours beside it, with "
-        "the command for each number that is not there yet."
+        f"{OURS} `ripple reproduce all` writes every table and figure of the paper, ours beside "
+        "it, with the command for each number that is not there yet."
     )
     return "\n\n".join(parts)
 

@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from ripple_attention.console import did_you_mean
 from ripple_attention.files import replacing
 from ripple_attention.train.recipe import Recipe
 
@@ -157,9 +158,10 @@ def find_weights(path: Path, ema: bool = False) -> Path:
             return candidate
     if ema and any(candidate.with_name(plain).is_file() for candidate in candidates):
         raise CheckpointError(no_mean)
+    there = "" if path.exists() else f": it does not exist. {did_you_mean(str(path), ['embedded'])}"
     raise CheckpointError(
         f"a checkpoint is a .safetensors file, a folder of a run that holds {name}, or `embedded`; "
-        f"{path} is none of these" + ("" if path.exists() else ": it does not exist")
+        f"{path} is none of these{there}".rstrip(". ")
     )
 
 

@@ -158,7 +158,8 @@ def predict(
         except ValueError as error:
             broken.append(str(error))
             continue
-        table = Table(title=str(path), title_justify="left", show_header=detects)
+        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+        table = Table(show_header=detects)
         if predictor:
             for label, probability in predictor(image)[:top]:
                 table.add_row(label, f"{probability:.1%}")
@@ -282,7 +283,7 @@ def override(recipe: "Recipe", words: list[str], command: str) -> "Recipe":
 
 def list_recipes() -> None:
     """Prints every recipe: what it shows, and the paper's results where it has them."""
-    from ripple_attention.paper import ACCURACY, AVERAGE_PRECISION
+    from ripple_attention.paper import ACCURACY, AVERAGE_PRECISION, TOP1_OF_TABLE_8
     from ripple_attention.recipes import all_recipes
 
     table = Table(box=None)
@@ -291,7 +292,8 @@ def list_recipes() -> None:
     table.add_column("paper's %", no_wrap=True)
     table.add_column("shows")
     for name, listed in all_recipes().items():
-        paper = " / ".join(f"{value:.2f}" for value in ACCURACY.get(name, ()))
+        alone = (TOP1_OF_TABLE_8[name],) if name in TOP1_OF_TABLE_8 else ()
+        paper = " / ".join(f"{value:.2f}" for value in ACCURACY.get(name, alone))
         if name in AVERAGE_PRECISION:
             paper = f"AP {AVERAGE_PRECISION[name][0]:.1f}"
         table.add_row(name, str(listed.recipe.epochs), paper or "–", listed.claim)

@@ -151,5 +151,9 @@ def open_image(path: Path) -> Image.Image:
             return ImageOps.exif_transpose(image).convert("RGB")
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder: name the pictures in it") from None
     except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+        raise ValueError(
+            f"{path} cannot be read as a picture ({error}): save it anew, as PNG or JPEG"
+        ) from None
