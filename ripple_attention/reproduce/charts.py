@@ -1,6 +1,6 @@
 """Figures, as PNG and SVG, in colours that colour-blind eyes tell apart."""
 
-from itertools import product
+from itertools import cycle, product
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +81,7 @@ def draw_curves(
 def draw_divergence(title: str, runs: dict[str, list[Row]], groups: int, path: Path) -> None:
     """The divergence from the fixed weights, its layers, and where ripples halt, in training."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
-    looks = product(("-", ":"), PALETTE[:1] + PALETTE[2:])  # the other colour is the line's below
+    looks = cycle(product(("-", ":"), PALETTE[:1] + PALETTE[2:]))  # one colour is the dashed line's
     for (name, rows), (style, color) in zip(runs.items(), looks, strict=False):
         look = {"color": color, "ls": style, "label": name}
         epochs = [row["epoch"] for row in rows]
