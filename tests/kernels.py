@@ -10,6 +10,7 @@ import os
 import re
 import subprocess
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import cache, wraps
 from multiprocessing import get_context
 from pathlib import Path
@@ -92,6 +93,9 @@ def repair_interpreter():
 
     builder.cast_impl = cast_where_needed
     builder.create_dot = dot
+    # Half of the time would go into checks for overflow, whose result is not looked at.
+    unchecked = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+    interpreter.interpreter_builder.options = unchecked
     # Our functions are called from kernels, for which the language has been patched.
     function = interpreter.InterpretedFunction
     plain_call = function.__call__

@@ -4,7 +4,6 @@ import io
 import os
 import pty
 import re
-import select
 import shlex
 import signal
 import subprocess
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from processes import Ripple, wait_for
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -173,28 +173,14 @@ def test_a_pipe_is_plain():
 
 def test_ctrl_c_in_training_keeps_a_checkpoint_and_says_so(tmp_path):
     folder = tmp_path / "demo"
-    process = subprocess.Popen(
-        [*COMMAND, "demo", "--epochs", "100", "--output", folder],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=surroundings(PYTHONUNBUFFERED="1"),
-        preexec_fn=heed_interrupts,
-    )
-    try:
-        lines = []
-        while not (lines and lines[-1].startswith("epoch 1/100")):
-            ready, _, _ = select.select([process.stdout], [], [], 200)
-            assert ready and process.poll() is None, lines
-            lines.append(process.stdout.readline())
-        process.send_signal(signal.SIGINT)
-        output, said = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 130
+    ripple = Ripple(tmp_path, "demo", "--epochs", "100", "--output", folder)
+    wait_for(lambda: ripple.output.exists() and "\nepoch 1/100" in ripple.output.read_text(), 200)
+    ripple.send_signal(signal.SIGINT)
+    assert ripple.wait() == 130
+    said = ripple.errors.read_text()
     assert len(said.splitlines()) == 1
     assert "the checkpoint is" in said and said.endswith("The same command goes on.\n")
-    assert "\x1b" not in "".join(lines) + output + said
+    assert "\x1b" not in ripple.output.read_text() + said
     assert not list(folder.rglob(".*"))
     assert read_weights(find_weights(folder))[0]
 

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import math
 import pickle
-import socket
 import sys
 import warnings
 from multiprocessing.reduction import ForkingPickler
@@ -14,13 +13,13 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch.utils.data import DataLoader
 
 pytest.importorskip("torchvision")
 pytest.importorskip("timm")
 
 from PIL import Image, ImageDraw
+from processes import in_two_ranks
 from torchvision.ops import box_convert
 
 from ripple_attention.data.images import DataError
@@ -605,12 +604,13 @@ def shifted(boxes, labels):
     return boxes + torch.tensor([8.0, 0, 8, 0]), labels
 
 
-def of_one_rank(rank, port, results):
+def of_one_rank(rank, port):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     truth, targets = squares()
     own = targets[rank : rank + 1]
-    results[rank] = judged(truth, own, shifted) if rank else judged(truth, own)
+    found = judged(truth, own, shifted) if rank else judged(truth, own)
     dist.destroy_process_group()
+    return found
 
 
 @needs_evaluator
@@ -619,13 +619,8 @@ def test_ranks_judge_what_all_of_them_found():
     changes = iter([lambda *same: same, shifted])
     expected = judged(truth, targets[:2], lambda *found: next(changes)(*found))
     assert judged(truth, targets[1:2], shifted)["ap"] < expected["ap"] < 0.95
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(of_one_rank, (port, results), nprocs=2)
-        assert results[0] == results[1] == expected
+    first, second = in_two_ranks(of_one_rank)
+    assert first == second == expected
 
 
 def test_a_missing_evaluator_is_said_with_the_remedy(monkeypatch):

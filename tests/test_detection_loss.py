@@ -2,16 +2,15 @@
 
 import itertools
 import math
-import socket
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 pytest.importorskip("torchvision")
 pytest.importorskip("scipy")
 
+from processes import in_two_ranks
 from torchvision.ops import box_convert, generalized_box_iou, sigmoid_focal_loss
 
 from ripple_attention.detection.loss import DetectionLoss, count_objects
@@ -282,23 +281,18 @@ def gradients(counts, part=slice(None)):
     return torch.cat([loss.detach()[None], *(p.grad.flatten() for p in head.parameters())])
 
 
-def of_one_rank(rank, port, results):
+def of_one_rank(rank, port):
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
     torch.set_num_threads(1)
-    results[rank] = [gradients(counts, slice(2 * rank, 2 * rank + 2)) for counts in BATCHES]
+    own = slice(2 * rank, 2 * rank + 2)
+    found = [gradients(counts, own).numpy() for counts in BATCHES]
     dist.destroy_process_group()
+    return found
 
 
 def test_mean_over_two_processes_is_what_one_process_computes():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with mp.Manager() as manager:
-        results = manager.dict()
-        mp.spawn(of_one_rank, (port, results), nprocs=2)
-        ranks = [results[0], results[1]]
-    for counts, *both in zip(BATCHES, *ranks, strict=True):
-        alone = gradients(counts)
+    for counts, *both in zip(BATCHES, *in_two_ranks(of_one_rank), strict=True):
+        alone, both = gradients(counts), [torch.from_numpy(gradient) for gradient in both]
         assert alone.abs().sum() > 0
         assert not torch.allclose(*both)
         torch.testing.assert_close(torch.stack(both).mean(0), alone, atol=1e-5, rtol=1e-5)

@@ -4,7 +4,6 @@ import csv
 import json
 import math
 import re
-import subprocess
 from dataclasses import replace
 from io import StringIO
 
@@ -17,7 +16,8 @@ from typer.testing import CliRunner
 
 pytest.importorskip("faster_coco_eval")
 
-from test_train import clean_environment, ripple_command, stop_at
+from processes import ripple_on_two_devices
+from test_train import stop_at
 
 from ripple_attention import cli
 from ripple_attention.data.images import DataError
@@ -160,9 +160,8 @@ def test_two_processes_do_what_one_does(tmp_path):
     recipe = replace(recipe, optimizer=replace(recipe.optimizer, drops=None))
     run(tmp_path / "one", recipe)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
-    command = [ripple_command(), "train", tmp_path / "recipe.json", "--output", tmp_path / "two"]
-    words = {"check": True, "env": clean_environment(), "capture_output": True}
-    subprocess.run([*command, "--hardware.devices", "2"], **words)
+    words = "train", tmp_path / "recipe.json", "--output", tmp_path / "two"
+    ripple_on_two_devices(tmp_path, *words, "--hardware.devices", "2")
     one, two = (  # ripples are looked at on one device's own pictures
         [row for row in read_metrics(tmp_path / n / "metrics.jsonl") if row["kind"] != "ripples"]
         for n in ("one", "two")

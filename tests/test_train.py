@@ -4,15 +4,13 @@ import csv
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
 import pytest
 import torch
+from processes import Ripple, ripple_on_two_devices, start, wait_for
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 from timm.optim import create_optimizer_v2
@@ -44,6 +42,7 @@ from ripple_attention.train.recipe import Hardware, OptimizerSpec, Recipe
 from ripple_attention.train.recorder import DivergedError, gradient_norms, read_metrics
 from ripple_attention.train.ripples import halting_group
 from ripple_attention.train.run import train
+from ripple_attention.train.safety import TIME_IS_UP, Safety, StoppedError
 
 STEPS_PER_EPOCH, EPOCHS = 6, 3
 
@@ -217,48 +216,41 @@ def test_a_run_that_has_ended_is_not_run_again(whole):
     assert run(folder, resume=True) == result
 
 
-CHILD = """
-import os, signal, sys
-from io import StringIO
-from pathlib import Path
-import torch
-from rich.console import Console
-from ripple_attention.train import checkpoint, safety
-from ripple_attention.train.recipe import Recipe
-from ripple_attention.train.ripples import halting_group
-from ripple_attention.train.run import train
-
 def die():
     os.kill(os.getpid(), signal.SIGKILL)
 
-how, folder = sys.argv[1], Path(sys.argv[2])
-if how == "in an epoch":
-    original = safety.Safety.on_train_batch_end
-    def batch_end(self, trainer, *rest):
-        original(self, trainer, *rest)
-        if trainer.global_step == 9:
-            die()
-    safety.Safety.on_train_batch_end = batch_end
-else:
-    original = torch.save
-    def save(value, path):
-        original(value, path)
-        if value["global_step"] == 10:
-            os.truncate(path, os.path.getsize(path) // 2)
-            die()
-    torch.save = save
-recipe = Recipe.read(Path(sys.argv[3]))
-train(recipe, folder, Console(file=StringIO()))
-"""
+
+def train_and_die(how, folder, recipe):
+    """Trains until after step 9, or the middle of the checkpoint of step 10."""
+    if how == "in an epoch":
+        plain_end = Safety.on_train_batch_end
+
+        def batch_end(self, trainer, *rest):
+            plain_end(self, trainer, *rest)
+            if trainer.global_step == 9:
+                die()
+
+        Safety.on_train_batch_end = batch_end
+    else:
+        plain_save = torch.save
+
+        def save(value, path):
+            plain_save(value, path)
+            if value["global_step"] == 10:
+                os.truncate(path, os.path.getsize(path) // 2)
+                die()
+
+        torch.save = save
+    run(folder, recipe)
 
 
 @pytest.mark.parametrize("how", ["in an epoch", "in a checkpoint"])
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(how, whole, tmp_path):
     recipe = replace(SMALL, checkpoint_minutes=0.0)
-    (tmp_path / "recipe.json").write_text(recipe.to_json())
     folder = tmp_path / "killed"
-    command = [sys.executable, "-c", CHILD, how, folder, tmp_path / "recipe.json"]
-    assert subprocess.run(command).returncode == -signal.SIGKILL
+    process = start(train_and_die, how, folder, recipe)
+    process.join(120)
+    assert process.exitcode == -signal.SIGKILL
     assert next(steps_kept(folder / "checkpoints")) == 9
     assert any((folder / "checkpoints").glob(".partial-*")) == (how == "in a checkpoint")
     run(folder, recipe, resume=True)
@@ -271,8 +263,6 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(how, whole, tmp_path):
 
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 12, 17])
 def test_a_run_may_be_cut_after_any_step(step, whole, tmp_path, monkeypatch):
-    from ripple_attention.train.safety import Safety, StoppedError
-
     original = Safety.on_train_batch_end
 
     def batch_end(self, trainer, *rest):
@@ -295,8 +285,6 @@ def test_a_run_may_be_cut_after_any_step(step, whole, tmp_path, monkeypatch):
 
 
 def test_a_run_without_end_of_time_stops_in_time(tmp_path):
-    from ripple_attention.train.safety import TIME_IS_UP, StoppedError
-
     hardware = replace(SMALL.hardware, stop_after_minutes=0.0)
     with pytest.raises(StoppedError, match="because its time is up") as stopped:
         run(tmp_path / "run", replace(SMALL, hardware=hardware))
@@ -309,12 +297,11 @@ def test_sigterm_writes_a_checkpoint_first(tmp_path):
     folder = tmp_path / "run"
     recipe = replace(SMALL, epochs=1000)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
-    command = [ripple_command(), "train", tmp_path / "recipe.json", "--output", folder]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    ripple = Ripple(tmp_path, "train", tmp_path / "recipe.json", "--output", folder)
     wait_for(lambda: (folder / "metrics.jsonl").exists() and read_metrics(folder / "metrics.jsonl"))
-    process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM
+    ripple.send_signal(signal.SIGTERM)
+    assert ripple.wait() == 128 + signal.SIGTERM
+    said = ripple.errors.read_text()
     (step,) = steps_kept(folder / "checkpoints")
     assert f"Stopped at step {step}" in said
     assert "--resume" in said
@@ -345,14 +332,14 @@ def test_two_processes_do_what_one_does_and_stop_together(tmp_path):
     )
     run(tmp_path / "one", recipe)
     (tmp_path / "recipe.json").write_text(recipe.to_json())
-    command = [ripple_command(), "train", tmp_path / "recipe.json", "--output", tmp_path / "two"]
-    command += ["--hardware.devices", "2"]
+    words = ["train", tmp_path / "recipe.json", "--output", tmp_path / "two"]
+    words += ["--hardware.devices", "2"]
     stop = ["--hardware.stop-after-minutes", "0"]
-    words = {"check": True, "env": clean_environment(), "capture_output": True, "text": True}
-    stopped = subprocess.run([*command, *stop], **words)
-    assert stopped.stderr.count("because its time is up") == 1
+    stopped = Ripple(tmp_path, *words, *stop)  # Lightning starts the second process
+    assert stopped.wait() == 0, stopped.errors.read_text()
+    assert stopped.errors.read_text().count("because its time is up") == 1
     assert list(steps_kept(tmp_path / "two/checkpoints")) == [2]
-    subprocess.run([*command, "--resume"], **words)
+    ripple_on_two_devices(tmp_path, *words, "--resume")
     one, two = (  # ripples are those of the first process's images
         [row for row in read_metrics(tmp_path / n / "metrics.jsonl") if row["kind"] != "ripples"]
         for n in ("one", "two")
@@ -531,8 +518,6 @@ def test_csv_follows_the_lines(tmp_path):
 
 def stop_at(folder, recipe, step):
     """Runs until a step, and leaves checkpoints."""
-    from ripple_attention.train.safety import Safety, StoppedError
-
     original = Safety.on_train_batch_end
 
     def batch_end(self, trainer, *rest):
@@ -546,19 +531,3 @@ def stop_at(folder, recipe, step):
             run(folder, recipe)
     finally:
         Safety.on_train_batch_end = original
-
-
-def ripple_command():
-    return Path(sys.executable).with_name("ripple")
-
-
-def clean_environment():
-    """Without what tells Lightning that it is a part of another launch."""
-    return {k: v for k, v in os.environ.items() if "RANK" not in k and "WORLD_SIZE" not in k}
-
-
-def wait_for(condition, seconds=60):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "waited in vain"
-        time.sleep(0.1)
