@@ -33,7 +33,7 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"worth {ripple - top1['ripple-tiny-fixed']:.1f} points against" in told
     assert f"DeiT-LA is {top1['deit-tiny'] - top1['deit-la-tiny']:.1f} points behind" in told
     assert top1["ripple-tiny4"] > top1["deit-la-tiny"]
-    kinds = "", "-fixed", "-logarithmic", "-truncated"
+    kinds = "", "-fixed", "-logarithmic", "-truncated", "-softmax"
     theirs = {x: paper.ACCURACY[f"cifar100-ripple-tiny{x}"][0] for x in kinds}
     assert f"against fixed ones ({theirs[''] - theirs['-fixed']:.1f} there)" in told
     leads = {
@@ -47,6 +47,11 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert "cost {:.1f} ({:.1f} there)".format(*lost) in told
     near = ripple - top1["ripple-tiny-truncated"], theirs[""] - theirs["-truncated"]
     assert "beyond R_max costs {:.2f} ({:.2f} there)".format(*near) in told
+    smooth = ripple - top1["ripple-tiny-softmax"], theirs[""] - theirs["-softmax"]
+    said = "in place of broken sticks costs {:.1f} ({:.1f} there), less than seeds differ"
+    assert said.format(*smooth) in told
+    seeds = [x for x in read_results("cifar100-seeds-nvidia-h200.csv") if "ripple" in x["recipe"]]
+    assert smooth[0] < max(abs(ripple - float(row["top1"])) for row in seeds)
     layers = {}
     for row in read_results("strength-cifar100-short-ripple-tiny.csv"):
         values = float(row["strength"]), float(row["share_below_half"])
@@ -71,15 +76,11 @@ def test_results_of_four_layers_are_those_of_their_files():
         rounded(paper.TOP1_OF_TABLE_8[f"cifar100-{name}-tiny4"]) for name in ("deit-la", "ripple")
     ]
     tops = [rounded(row["top1"]) for row in (linear, deit, deit_long, ripple, ripple_long)]
-    assert f"| DeiT-LA | {tops[0]} | – | {theirs[0]} |" in text
-    assert f"| DeiT | {tops[1]} | {tops[2]} | – |" in text
-    assert f"| ripple | {tops[3]} | {tops[4]} | {theirs[1]} |" in text
+    assert f"| DeiT-LA, four layers | {tops[0]} | – | {theirs[0]} |" in text
+    assert f"| DeiT, four layers | {tops[1]} | {tops[2]} | – |" in text
+    assert f"| ripple, four layers | {tops[3]} | {tops[4]} | {theirs[1]} |" in text
     assert f"| ripple of four layers {theirs[1]} % | {tops[4]} after 300 |" in text
-    of_twelve = rounded(paper.ACCURACY["cifar100-deit-tiny"][0])
-    assert f"reach {tops[2]} % in 300 epochs; the paper has {of_twelve} for twelve" in told
     assert f"near the paper's*, {tops[4]} and {theirs[1]} %, at" in told
-    deeper = float(short["cifar100-short-deit-tiny"]["top1"]) - float(deit["top1"])
-    assert f"our twelve are {deeper:.1f} points above our four" in told
     leads = [
         float(r["top1"]) - float(d["top1"]) for r, d in ((ripple, deit), (ripple_long, deit_long))
     ]
@@ -117,7 +118,7 @@ def test_results_of_four_layers_are_those_of_their_files():
     within = [100 * float(row["dead_features"]) for row in read_results(strength)]
     assert f"and {statistics.mean(within):.1f} % within a head in the mean" in told
     minutes = [float(row["minutes_of_last_session"]) for row in (deit_long, ripple_long)]
-    assert "300 epochs took {:.0f} and {:.0f} minutes".format(*minutes) in told
+    assert "300 epochs took {:.0f} and {:.0f} minutes with four layers".format(*minutes) in told
     fit = {
         (x["model"], x["split"]): float(x["top1"])
         for x in read_results("fit-cifar100-4-layers.csv")
@@ -132,6 +133,42 @@ def test_results_of_four_layers_are_those_of_their_files():
     )
     said = f"{tops[4]} % top-1, {rounded(ripple_long['top5'])} % top-5 (seed 0)"
     assert said in all_recipes()["cifar100-ripple-tiny4"].text
+
+
+def test_results_of_twelve_layers_in_300_epochs_are_those_of_their_files():
+    text, told = (ROOT / "docs/cifar100.md").read_text(), flowing("docs/cifar100.md")
+    (deit,) = read_results("cifar100-300-epochs-nvidia-h200.csv")
+    assert (deit["recipe"], deit["epochs"]) == ("cifar100-deit-tiny", "300")
+    assert not re.search("optimizer|model|augmentation|mixing", deit["changes"])
+    short = {row["recipe"]: row for row in read_results("cifar100-short-nvidia-h200.csv")}
+    sixty = {x: rounded(short[f"cifar100-short-{x}-tiny"]["top1"]) for x in ("deit", "ripple")}
+    theirs = {x: paper.ACCURACY[f"cifar100-{x}-tiny"][0] for x in sixty}
+    printed = {name: rounded(top1) for name, top1 in theirs.items()}
+    ours = rounded(deit["top1"])
+    assert f"| DeiT, twelve layers | {sixty['deit']} | {ours} | {printed['deit']} |" in text
+    assert f"| ripple, twelve layers | {sixty['ripple']} | – | {printed['ripple']} |" in text
+    assert f"| DeiT {printed['deit']} % | {ours} after 300 | *300 epochs* |" in text
+    ahead = float(deit["top1"]) - theirs["deit"]
+    assert f"it reaches {ours} %, {ahead:.1f} points more than the paper's." in told
+    assert f"and {ahead:.1f} points further at the end" in told
+    assert f"| 300 epochs, twelve layers | {ahead:.1f} points above it |" in text
+    lead = theirs["ripple"] - float(deit["top1"]), theirs["ripple"] - theirs["deit"]
+    as_good = f"as good as the paper's, {printed['ripple']} %, would lead it by"
+    assert f"{as_good} {lead[0]:.2f} points and not by {lead[1]:.1f}." in told
+    base = Decimal(short["cifar100-short-deit-tiny"]["top1"])
+    for system, name in (("DeiT-LA", "deit-la"), ("ConViT", "convit"), ("ripple", "ripple")):
+        other = Decimal(str(paper.ACCURACY[f"cifar100-{name}-tiny"][0]))
+        after_60 = Decimal(short[f"cifar100-short-{name}-tiny"]["top1"]) - base
+        leads = other - Decimal(str(theirs["deit"])), other - Decimal(deit["top1"]), after_60
+        shown = " | ".join(f"{rounded(x, '0.01')}".replace("-", "−") for x in leads)
+        assert f"| {system} | {shown} |" in text
+    curve = top1_by_epoch("cifar100-300-epochs-nvidia-h200/deit.csv")
+    level = min(epoch for epoch, top1 in curve.items() if top1 >= theirs["deit"])
+    assert f"where the paper's ends, {printed['deit']} %, at epoch {level} of 300" in told
+    assert f"and {float(deit['minutes_of_last_session']):.0f} with twelve" in told
+    said = f"{ours} % top-1, {rounded(deit['top5'])} % top-5 (seed 0)"
+    assert said in all_recipes()["cifar100-deit-tiny"].text
+    assert f"DeiT of twelve, {ours} (the paper: {printed['deit']})" in flowing("README.md")
 
 
 def test_plain_sticks_are_those_of_their_file():
@@ -343,7 +380,7 @@ def test_leads_over_deit_are_those_of_their_files():
     deit = theirs["deit"]
     of_la = f"{theirs['deit-la'] - deit:.1f}".replace("-", "−")
     row = f"the paper, 300 epochs | {deit:.1f} | {theirs['ripple'] - deit:.1f} | {of_la} |"
-    assert row in told and f"the paper's {deit:.1f} %" in told
+    assert row in told
     assert f"({theirs['convit'] - deit:.1f} in the paper)" in told
     assert f"({theirs['convit'] - theirs['ripple']:.1f} below it in the paper)" in told
     of_deit, of_la, of_ripple = (

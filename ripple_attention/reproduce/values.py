@@ -1,6 +1,17 @@
 """A number of ours as a table shows it: measured, with what is particular about it, or missing."""
 
 from dataclasses import dataclass
+from decimal import ROUND_HALF_UP, Decimal
+
+
+def rounded(number: float, decimals: int) -> str:
+    """A number in so many decimals, up from the half on, as a reader of its file would round it.
+
+    >>> rounded(56.15, 1), rounded(5770.0, 0)
+    ('56.2', '5,770')
+    """
+    printed = Decimal(f"{number:.12g}")
+    return f"{printed.quantize(Decimal(1).scaleb(-decimals), ROUND_HALF_UP):,}"
 
 
 @dataclass(frozen=True)
@@ -39,10 +50,11 @@ class Measured:
         >>> Measured((50.26,), ("60 epochs",), in_full=Measured((69.16,), ("300 epochs",))).text(1)
         '69.2 (300 epochs); 50.3 (60 epochs)'
         """
-        shown = f"{self.mean:,.{decimals}f}"
+        shown = rounded(self.mean, decimals)
         said = list(self.departs)
         if len(self.numbers) > 1:
-            shown += f", {min(self.numbers):,.{decimals}f}–{max(self.numbers):,.{decimals}f}"
+            least, most = (rounded(x, decimals) for x in (min(self.numbers), max(self.numbers)))
+            shown += f", {least}–{most}"
             said.insert(0, f"{len(self.numbers)} seeds")
         shown += f" ({', '.join(said)})" if said else ""
         return f"{self.in_full.text(decimals)}; {shown}" if self.in_full else shown
