@@ -95,8 +95,9 @@ def test_the_first_layers_ripple():
     model = create("ripple_tiny_patch2_32")
     kinds = [type(block.attn).__name__ for block in model.blocks]
     assert kinds == ["RippleAttention"] * 9 + ["LinearAttention"] * 3
-    with pytest.raises(ValueError, match="ripple_layers counts layers, from the first; got -1"):
-        create("ripple_tiny_patch2_32", ripple_layers=-1, depth=2)
+    for wrong in (-1, 3):
+        with pytest.raises(ValueError, match=f"ripple_layers .* 0 to 2 .* depth 2; got {wrong}"):
+            create("ripple_tiny_patch2_32", ripple_layers=wrong, depth=2)
     model = create("ripple_tiny_patch2_32", ripple_layers=0, depth=2)
     assert not any(isinstance(block.attn, RippleAttention) for block in model.blocks)
 

@@ -203,12 +203,11 @@ def test_a_run_does_not_overwrite_another(whole):
     assert (folder / "metrics.jsonl").read_bytes() == before
 
 
-def test_a_run_that_never_began_may_be_started_again(tmp_path):
+def test_a_run_without_its_data_leaves_no_folder(tmp_path):
     missing = replace(SMALL, data=DataSpec("cifar100", root=str(tmp_path / "none")))
-    for _ in range(2):
-        with pytest.raises(DataError, match="were looked for in .*none.* and are not there"):
-            run(tmp_path / "run", missing)
-    run(tmp_path / "run", replace(SMALL, epochs=2))
+    with pytest.raises(DataError, match="were looked for in .*none.* and are not there"):
+        run(tmp_path / "run", missing)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_has_ended_is_not_run_again(whole):

@@ -136,7 +136,8 @@ class GridVisionTransformer(VisionTransformer):
 
     Args:
         attention: "ripple", "linear", "softmax", or another of `ATTENTIONS`.
-        ripple_layers: How many layers, from the first, ripple; the others are linear attention.
+        ripple_layers: How many layers, from the first, ripple; the others are linear attention. 9
+            unless given, or all of fewer.
         pos_embed: "learn" for absolute position embeddings, "none" for none.
         class_token: Whether a token of its own, which has no place on a grid, is looked at instead
             of the mean, as in DeiT. Tokens are in a row then, so layers that need a grid refuse it.
@@ -150,7 +151,7 @@ class GridVisionTransformer(VisionTransformer):
         self,
         *,
         attention: str = "ripple",
-        ripple_layers: int = 9,
+        ripple_layers: int | None = None,
         num_heads: int = 6,
         class_token: bool = False,
         **kwargs: Any,
@@ -176,9 +177,15 @@ class GridVisionTransformer(VisionTransformer):
         if taken.get("partition") == "dense":
             taken["partition"] = dense(self.patch_embed.grid_size)
         taken |= {"qkv_bias": kwargs.get("qkv_bias", True), "num_heads": num_heads}
+        depth = len(self.blocks)
+        if ripple_layers is None:
+            ripple_layers = min(9, depth)
+        if not 0 <= ripple_layers <= depth:
+            raise ValueError(
+                f"ripple_layers counts layers, from the first: it is 0 to {depth} in a model of "
+                f"depth {depth}; got {ripple_layers}"
+            )
         taken |= {"proj_drop": kwargs.get("proj_drop_rate", 0.0), "ripple_layers": ripple_layers}
-        if ripple_layers < 0:
-            raise ValueError(f"ripple_layers counts layers, from the first; got {ripple_layers}")
         for index, block in enumerate(self.blocks):
             block.attn = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
             _init_like_timm(block.attn)

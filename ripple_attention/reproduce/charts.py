@@ -22,8 +22,9 @@ PAPER, OURS = PALETTE[:2]
 def draw_table(table: PaperTable, filled: Filled, folder: Path) -> None:
     """One column of a table as dots, a line for each row: the paper's, and ours with its range."""
     column, values = COLUMNS[table.drawn], filled[table.drawn]
-    height = 1.4 + 0.34 * len(table.rows)
+    height = 1.4 + 0.4 * len(table.rows)
     figure, ax = plt.subplots(figsize=(8.5, height), layout="constrained")
+    said: list[tuple[str, float, int]] = []
     for place, (row, value) in enumerate(zip(table.rows, values, strict=True)):
         if table.drawn in row.paper:
             ax.plot(row.paper[table.drawn], place, "o", color=PAPER, mfc="white", ms=8, mew=1.8)
@@ -33,18 +34,20 @@ def draw_table(table: PaperTable, filled: Filled, folder: Path) -> None:
                 mean, place, xerr=[[mean - least], [most - mean]], fmt="s", color=OURS, ms=6,
                 capsize=3,
             )  # fmt: skip
-            full = part is not value  # near the dot of the paper, which is further right as a rule
-            ax.annotate(
-                ", ".join(part.departs), (mean, place), (-9 if full else 9, 0), fontsize=8,
-                va="center", ha="right" if full else "left", textcoords="offset points",
-            )  # fmt: skip
+            said.append((", ".join(part.departs), mean, place))
+    ax.margins(x=0.12)
+    for words, mean, place in said:  # above, as the paper's dot may be anywhere beside it
+        left = mean < sum(ax.get_xlim()) / 2
+        ax.annotate(
+            words, (mean, place), (-4 if left else 4, 5), fontsize=7.5, va="bottom",
+            ha="left" if left else "right", textcoords="offset points",
+        )  # fmt: skip
     ax.plot([], [], "o", color=PAPER, mfc="white", ms=8, mew=1.8, label="paper")
     measured = any(isinstance(value, Measured) for value in values)
     ax.plot([], [], "s", color=OURS, ms=6, label="ours" if measured else "ours: not yet run")
     names = [row_label(table, row.label, row.facts) for row in table.rows]
     ax.set_yticks(range(len(names)), names)
     ax.set(xlabel=column.heading, title=table.title, ylim=(len(names) - 0.5, -0.5))
-    ax.margins(x=0.12)
     ax.grid(alpha=0.3)
     ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
     save_both(figure, folder / table.name)

@@ -57,7 +57,7 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
     started = time.monotonic()
     main = is_main_process()
     if main:
-        _prepare(recipe, folder, resume)
+        _refuse_another_run(recipe, folder, resume)
     if resume and (folder / "result.json").exists():
         console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
         return json.loads((folder / "result.json").read_text(encoding="utf-8"))
@@ -69,6 +69,9 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
     pl.seed_everything(recipe.seed, verbose=False)
     module = recipe.create_module()
     data = module.create_data()
+    if main:
+        data.setup("fit")  # what is missing is found before there is a folder
+        _begin(recipe, folder)
     recorder = Recorder(folder)
     safety = Safety(checkpoints, recorder, started)
     callbacks: list[pl.Callback] = [recorder, RunProgress(console, recorder)]
@@ -165,8 +168,8 @@ def last_good_checkpoint(checkpoints: Path) -> Path | None:
     return None
 
 
-def _prepare(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Writes what a run starts from, or finds that it is not this run."""
+def _refuse_another_run(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Finds out whether the folder holds a run, and this one."""
     written = folder / "recipe.json"
     if (folder / METRICS).exists():
         if not resume:
@@ -184,9 +187,13 @@ def _prepare(recipe: Recipe, folder: Path, resume: bool) -> None:
             )
     if folder.is_file():
         raise ValueError(f"--output names a folder; {folder} is a file")
+
+
+def _begin(recipe: Recipe, folder: Path) -> None:
+    """Writes what a run starts from."""
     folder.mkdir(parents=True, exist_ok=True)
     tidy(folder / "checkpoints")
-    replace_text(written, recipe.to_json() + "\n")
+    replace_text(folder / "recipe.json", recipe.to_json() + "\n")
     path = folder / "environment.json"
     try:
         before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
