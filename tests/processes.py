@@ -20,8 +20,8 @@ FORKS.set_forkserver_preload(
 
 
 def start(target, *arguments):
-    """A process that calls a function of a test module."""
-    process = FORKS.Process(target=target, args=arguments)
+    """A process that calls a function of a test module; it ends with the tests at the latest."""
+    process = FORKS.Process(target=target, args=arguments, daemon=True)
     process.start()
     return process
 

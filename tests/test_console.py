@@ -174,7 +174,8 @@ def test_a_pipe_is_plain():
 def test_ctrl_c_in_training_keeps_a_checkpoint_and_says_so(tmp_path):
     folder = tmp_path / "demo"
     ripple = Ripple(tmp_path, "demo", "--epochs", "100", "--output", folder)
-    wait_for(lambda: ripple.output.exists() and "\nepoch 1/100" in ripple.output.read_text(), 200)
+    metrics = folder / "metrics.jsonl"
+    wait_for(lambda: metrics.exists() and '"train"' in metrics.read_text(), 200)
     ripple.send_signal(signal.SIGINT)
     assert ripple.wait() == 130
     said = ripple.errors.read_text()
