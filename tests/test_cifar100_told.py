@@ -162,6 +162,8 @@ def test_results_of_twelve_layers_in_300_epochs_are_those_of_their_files():
         leads = other - Decimal(str(theirs["deit"])), other - Decimal(deit["top1"]), after_60
         shown = " | ".join(f"{rounded(x, '0.01')}".replace("-", "−") for x in leads)
         assert f"| {system} | {shown} |" in text
+        off = [abs(after_60 - x) for x in leads[:2]]
+        assert leads[1] < after_60 < leads[0] if name == "ripple" else off[1] < off[0] / 2
     curve = top1_by_epoch("cifar100-300-epochs-nvidia-h200/deit.csv")
     level = min(epoch for epoch, top1 in curve.items() if top1 >= theirs["deit"])
     assert f"where the paper's ends, {printed['deit']} %, at epoch {level} of 300" in told
