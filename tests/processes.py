@@ -11,6 +11,7 @@ import socket
 import sys
 import time
 from pathlib import Path
+from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -22,8 +23,19 @@ FORKS.set_forkserver_preload(
 def start(target, *arguments):
     """A process that calls a function of a test module; it ends with the tests at the latest."""
     process = FORKS.Process(target=target, args=arguments, daemon=True)
-    process.start()
+    with mock.patch.dict(os.environ, clean_environment(), clear=True):
+        process.start()
     return process
+
+
+def clean_environment():
+    """Without what decides about colours, or tells Lightning that it is a part of a launch."""
+    unwanted = "RANK", "WORLD_SIZE", "COLOR", "TTY_COMPATIBLE", "GITHUB_ACTIONS"
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not any(part in name for part in unwanted)
+    }
 
 
 class Ripple:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
-from processes import Ripple, wait_for
+from processes import Ripple, clean_environment, wait_for
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -145,9 +145,7 @@ def on_a_screen(words, **environment):
 
 def surroundings(**changes):
     """The environment, without what decides about colours."""
-    unset = ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "PY_COLORS", "GITHUB_ACTIONS")
-    kept = {name: value for name, value in os.environ.items() if name not in unset}
-    return kept | {"OMP_NUM_THREADS": "1"} | changes
+    return clean_environment() | {"OMP_NUM_THREADS": "1"} | changes
 
 
 def heed_interrupts():

@@ -189,7 +189,7 @@ def seeded_normal(shape: tuple[int, ...], seed: int, device: torch.device) -> Te
     >>> seeded_normal((2, 2), 0, torch.device("cpu")).shape
     torch.Size([2, 2])
     """
-    bits = torch.arange(2 * math.prod(shape), device=device)  # in place: four times as fast
+    bits = torch.arange(2 * math.prod(shape), device=device)  # in place: thrice as fast on a CPU
     bits.add_(0x9E3779B1 * (seed + 1)).bitwise_and_(0xFFFFFFFF)
     for _ in range(2):  # products stay below 2^63: no overflow to rely on
         bits.bitwise_xor_(bits >> 16).mul_(0x45D9F3B).bitwise_and_(0xFFFFFFFF)
