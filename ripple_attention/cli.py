@@ -125,7 +125,7 @@ def models(
     known = [*MODELS, *DETECTORS]
     names = [name for name in known if only in name]
     if not names:
-        hint = did_you_mean(only, known)
+        hint = did_you_mean(only, known, words=True)
         raise typer.BadParameter(
             f"no model's name contains {only!r}: {hint}They are {', '.join(known)}"
         )
@@ -167,7 +167,8 @@ def main() -> None:
             "    pip install 'ripple-attention[vision,demo]'"
         )
         own = str(error)
-        errors.print(own if "pip install" in own else remedy, style="red", markup=False)
+        told = own if "pip install" in own else remedy
+        errors.print(told, style="red", markup=False, soft_wrap=True)
         sys.exit(1)
     except (ValueError, RuntimeError, OSError) as error:
         message = str(error)
@@ -175,5 +176,5 @@ def main() -> None:
             message = f"{error.filename} cannot be read or written: {error.strerror}"
         if message.startswith("Caught ") and "worker process" in message:
             message = message.strip().rsplit("Error: ", 1)[-1]  # not the worker's whole traceback
-        errors.print(message, style="red", markup=False)
+        errors.print(message, style="red", markup=False, soft_wrap=True)
         sys.exit(1)

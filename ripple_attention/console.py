@@ -32,19 +32,26 @@ def stopped() -> NoReturn:
     raise typer.Exit(130)
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The names, or words of names, that are near another one; nothing where none is.
+def did_you_mean(name: str, known: Iterable[str], words: bool = False) -> str:
+    """The names that are near another one; nothing where none is.
+
+    Args:
+        name: What is not known.
+        known: What is.
+        words: Words of names do, too, where no whole one is near: a part of a name was asked for.
 
     >>> did_you_mean("trian", ["train", "evaluate"])
     'did you mean train? '
     >>> did_you_mean("riple", ["Ripple_tiny_patch16", "DeiT_tiny_patch16"])
+    ''
+    >>> did_you_mean("riple", ["Ripple_tiny_patch16", "DeiT_tiny_patch16"], words=True)
     'did you mean Ripple? '
     >>> did_you_mean("x", ["train", "evaluate"])
     ''
     """
     names = {other.lower(): other for other in known}
-    words = {word.lower(): word for other in names.values() for word in re.split(r"[\W_]+", other)}
-    for kind in (names, words):
+    parts = [word for other in names.values() if words for word in re.split(r"[\W_]+", other)]
+    for kind in (names, {word.lower(): word for word in parts}):
         near = [kind[found] for found in difflib.get_close_matches(name.lower(), kind)]
         if near:
             return f"did you mean {', '.join(near)}? "

@@ -6,6 +6,12 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch._C._functorch import (
+    get_unwrapped,
+    is_functorch_wrapped_tensor,
+    is_gradtrackingtensor,
+    peek_interpreter_stack,
+)
 from torch.autograd import forward_ad
 
 from ripple_attention.ops.common import (
@@ -115,17 +121,17 @@ def ripple_attention(
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if key_padding_mask is not None:
         k, v = without_padding(k, v, key_padding_mask)
-    if implementation == "auto" and carries_tangents(q, k, v, spatial_weights):
+    if implementation == "auto" and is_transformed(q, k, v, spatial_weights):
         implementation = "naive"
     if implementation == "auto":
         _, H, W, _, M = q.shape
         implementation = choose_implementation(
             (H, W), M, v.shape[-1], partition, device=v.device, dtype=v.dtype
         )
-    if implementation != "naive" and carries_tangents(q, k, v, spatial_weights):
+    if implementation != "naive" and is_transformed(q, k, v, spatial_weights):
         raise ValueError(
-            "forward-mode derivatives need implementation='naive', or 'auto', which then takes it; "
-            f"got {implementation=}"
+            "forward-mode derivatives and those of torch.func need implementation='naive', or "
+            f"'auto', which then takes it; got {implementation=}"
         )
     if not implementation.startswith("naive"):
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
@@ -318,11 +324,29 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag
 
 
-def carries_tangents(*tensors: Tensor) -> bool:
-    """Whether a forward-mode derivative (`torch.func.jvp`, dual numbers) is being taken."""
+def is_transformed(*tensors: Tensor) -> bool:
+    """Whether a derivative is taken that PyTorch's custom operators do not take part in.
+
+    That is in forward mode (dual numbers, `torch.func.jvp`), or backward by `torch.func.grad`.
+    """
     if torch.compiler.is_compiling():
         return False
-    return any(forward_ad.unpack_dual(x).tangent is not None for x in tensors)
+    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
+        return True
+    return in_function_transform() and any(map(_in_functional_gradient, tensors))
+
+
+def in_function_transform() -> bool:
+    """Whether a transform of `torch.func` is at work: `grad`, `vmap` and their kin."""
+    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
+
+
+def _in_functional_gradient(x: Tensor) -> bool:
+    while is_functorch_wrapped_tensor(x):
+        if is_gradtrackingtensor(x):
+            return True
+        x = get_unwrapped(x)
+    return False
 
 
 def _shapes(**tensors: Tensor) -> str:

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from ripple_attention.feature_maps import FeatureMap, Learned, create_feature_map
 from ripple_attention.functional import (
-    carries_tangents,
     check_eps,
     check_implementation,
     check_mask,
+    in_function_transform,
     is_exporting,
+    is_transformed,
     linear_attention,
     ripple_attention,
     without_padding,
@@ -172,7 +173,8 @@ class LinearAttention(GridAttention):
     """Linear attention: φ(q)·φ(k) in place of the exponential, so that keys are summed once.
 
     Args:
-        feature_map: Name of φ, see `create_feature_map`; or a `FeatureMap` of your own.
+        feature_map: Name of φ, see `create_feature_map`; or a `FeatureMap` of your own, which has
+            its width and its options already.
         num_features: M, the width of φ; None for the map's own.
         feature_map_options: Further arguments of the map, as {"scaling": "scaled"}.
         eps: Added to the denominator: a query whose features are nearly all dead then fades out
@@ -207,7 +209,9 @@ class LinearAttention(GridAttention):
                 num_features=num_features,
                 **(feature_map_options or {}),
             )
-        if not isinstance(feature_map, FeatureMap):
+        elif isinstance(feature_map, FeatureMap):
+            _check_made(feature_map, num_features, feature_map_options)
+        else:
             raise TypeError(
                 "feature_map is a name or a FeatureMap, which takes queries and keys; got "
                 f"{feature_map!r}: derive it from ripple_attention.FeatureMap"
@@ -248,7 +252,8 @@ class LinearAttention(GridAttention):
             or is_exporting()
             or max(self.head_dim, features.num_features) > MAX_WIDTH
             or x.numel() == 0
-            or carries_tangents(*(t for t in (x, value) if t is not None))
+            or in_function_transform()
+            or is_transformed(*(t for t in (x, value) if t is not None))
         ):
             return None
         dtype = autocast_dtype(x) or x.dtype
@@ -406,6 +411,20 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _check_made(
+    feature_map: FeatureMap, num_features: int | None, options: dict[str, Any] | None
+) -> None:
+    """Refuses what a map that is made already could not follow."""
+    own = feature_map.num_features
+    if num_features not in (None, own) or options:
+        raise ValueError(
+            "num_features and feature_map_options are for a feature_map by name, and a FeatureMap "
+            f"has its own; got {num_features=}, feature_map_options={options} beside "
+            f"{type(feature_map).__name__} of {own} features: leave them out, or make the map with "
+            "them"
+        )
 
 
 def _partition(partition: str | Partition, max_distance: int) -> Partition:

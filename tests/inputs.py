@@ -1,6 +1,7 @@
 """Random inputs of the operator, and how results are compared."""
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -62,6 +63,33 @@ def relative_error(got: Tensor, expected: Tensor) -> float:
     """
     got, expected = got.detach().double(), expected.detach().double()
     return float((got - expected).norm() / expected.norm().clamp(min=1))
+
+
+def assert_sees_all_that_lives(run, group: int, device: str = "cpu") -> None:
+    """On a large grid in float32, a query gives zero where its group holds dead keys alone.
+
+    Elsewhere it does not, though the group may add up to far less than the sums that an algorithm
+    takes it for the difference of.
+
+    Args:
+        run: Of a partition, gives the operator.
+        group: That which has all the weight: the token itself, those near it, or the rest.
+        device: Where it runs.
+    """
+    partition, grid = Partition((0, 24)), (128, 128)
+    q, k, v, weights = make_inputs(grid, partition, batch=1, heads=1, features=8)
+    q, k = (x.mul(16).round().div(16) for x in (q, k))  # all sums are exact in float64
+    k[:, 20 if group == 2 else 42 :] = 0
+    k[:, :, 20 if group == 2 else 128 :] = 0
+    keys = k[:, :, :, 0].permute(0, 3, 1, 2)
+    box = F.avg_pool2d(keys, 49, 1, 24, divisor_override=1)
+    ring = (keys, box - keys, keys.sum((2, 3), keepdim=True) - box)[group]
+    seen = (q[0, :, :, 0] * ring[0].permute(1, 2, 0)).sum(-1)
+    weights.zero_()[..., group] = 1
+    inputs = (x.float().to(device) for x in (q, k, torch.ones_like(v), weights))
+    out = run(partition)(*inputs)[0, :, :, 0, 0].cpu()
+    assert (seen == 0).any() and (out[seen == 0] == 0).all()
+    assert (out[seen > 0.01] - 1).abs().max() < 0.05
 
 
 def assert_padding_is_ignored(layer, x: Tensor) -> Tensor:

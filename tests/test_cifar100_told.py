@@ -33,7 +33,7 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"worth {ripple - top1['ripple-tiny-fixed']:.1f} points against" in told
     assert f"DeiT-LA is {top1['deit-tiny'] - top1['deit-la-tiny']:.1f} points behind" in told
     assert top1["ripple-tiny4"] > top1["deit-la-tiny"]
-    kinds = "", "-fixed", "-logarithmic", "-truncated", "-softmax"
+    kinds = "", "-fixed", "-logarithmic", "-truncated", "-softmax", "-r2"
     theirs = {x: paper.ACCURACY[f"cifar100-ripple-tiny{x}"][0] for x in kinds}
     assert f"against fixed ones ({theirs[''] - theirs['-fixed']:.1f} there)" in told
     leads = {
@@ -52,6 +52,8 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert said.format(*smooth) in told
     seeds = [x for x in read_results("cifar100-seeds-nvidia-h200.csv") if "ripple" in x["recipe"]]
     assert smooth[0] < max(abs(ripple - float(row["top1"])) for row in seeds)
+    small = ripple - top1["ripple-tiny-r2"], theirs[""] - theirs["-r2"]
+    assert "R_max 2 instead of 4 costs {:.1f} ({:.1f} there)".format(*small) in told
     layers = {}
     for row in read_results("strength-cifar100-short-ripple-tiny.csv"):
         values = float(row["strength"]), float(row["share_below_half"])
@@ -80,7 +82,7 @@ def test_results_of_four_layers_are_those_of_their_files():
     assert f"| DeiT, four layers | {tops[1]} | {tops[2]} | – |" in text
     assert f"| ripple, four layers | {tops[3]} | {tops[4]} | {theirs[1]} |" in text
     assert f"| ripple of four layers {theirs[1]} % | {tops[4]} after 300 |" in text
-    assert f"near the paper's*, {tops[4]} and {theirs[1]} %, at" in told
+    assert f"at full length, it reaches {tops[4]} %, the paper's {theirs[1]}." in told
     leads = [
         float(r["top1"]) - float(d["top1"]) for r, d in ((ripple, deit), (ripple_long, deit_long))
     ]
@@ -146,31 +148,69 @@ def test_results_of_twelve_layers_in_300_epochs_are_those_of_their_files():
     printed = {name: rounded(top1) for name, top1 in theirs.items()}
     ours = rounded(deit["top1"])
     assert f"| DeiT, twelve layers | {sixty['deit']} | {ours} | {printed['deit']} |" in text
-    assert f"| ripple, twelve layers | {sixty['ripple']} | – | {printed['ripple']} |" in text
     assert f"| DeiT {printed['deit']} % | {ours} after 300 | *300 epochs* |" in text
     ahead = float(deit["top1"]) - theirs["deit"]
     assert f"it reaches {ours} %, {ahead:.1f} points more than the paper's." in told
     assert f"and {ahead:.1f} points further at the end" in told
     assert f"| 300 epochs, twelve layers | {ahead:.1f} points above it |" in text
-    lead = theirs["ripple"] - float(deit["top1"]), theirs["ripple"] - theirs["deit"]
-    as_good = f"as good as the paper's, {printed['ripple']} %, would lead it by"
-    assert f"{as_good} {lead[0]:.2f} points and not by {lead[1]:.1f}." in told
     base = Decimal(short["cifar100-short-deit-tiny"]["top1"])
+    curves = [top1_by_epoch(f"cifar100-300-epochs-nvidia-h200/{x}.csv") for x in sixty]
+    late = rounded(curves[1][270] - curves[0][270], "0.01")
     for system, name in (("DeiT-LA", "deit-la"), ("ConViT", "convit"), ("ripple", "ripple")):
         other = Decimal(str(paper.ACCURACY[f"cifar100-{name}-tiny"][0]))
         after_60 = Decimal(short[f"cifar100-short-{name}-tiny"]["top1"]) - base
         leads = other - Decimal(str(theirs["deit"])), other - Decimal(deit["top1"]), after_60
         shown = " | ".join(f"{rounded(x, '0.01')}".replace("-", "−") for x in leads)
-        assert f"| {system} | {shown} |" in text
+        assert f"| {system} | {shown} | {late if name == 'ripple' else '–'} |" in text
         off = [abs(after_60 - x) for x in leads[:2]]
         assert leads[1] < after_60 < leads[0] if name == "ripple" else off[1] < off[0] / 2
-    curve = top1_by_epoch("cifar100-300-epochs-nvidia-h200/deit.csv")
-    level = min(epoch for epoch, top1 in curve.items() if top1 >= theirs["deit"])
+    level = min(epoch for epoch, top1 in curves[0].items() if top1 >= theirs["deit"])
     assert f"where the paper's ends, {printed['deit']} %, at epoch {level} of 300" in told
-    assert f"and {float(deit['minutes_of_last_session']):.0f} with twelve" in told
+    assert f"and DeiT of twelve {float(deit['minutes_of_last_session']):.0f}." in told
     said = f"{ours} % top-1, {rounded(deit['top5'])} % top-5 (seed 0)"
     assert said in all_recipes()["cifar100-deit-tiny"].text
     assert f"DeiT of twelve, {ours} (the paper: {printed['deit']})" in flowing("README.md")
+
+
+def test_ripple_of_twelve_layers_until_epoch_270_is_that_of_its_file():
+    text, told = (ROOT / "docs/cifar100.md").read_text(), flowing("docs/cifar100.md")
+    files = [f"cifar100-300-epochs-nvidia-h200/{x}.csv" for x in ("deit", "ripple")]
+    deit, ripple = (top1_by_epoch(name) for name in files)
+    rows = read_results(files[1])
+    assert int(max(float(row["epoch"]) for row in rows)) == 274 and "stop in epoch 274" in told
+    (top5,) = (row["top5"] for row in rows if row["top5"] and float(row["epoch"]) == 270)
+    ours, theirs = ripple[270], paper.ACCURACY["cifar100-ripple-tiny"]
+    assert max(ripple) == 270 and ours > theirs[0]
+    top1, printed = rounded(ours), rounded(theirs[0])
+    assert f"| ripple {printed} % | {top1} at epoch 270 of 300" in text
+    assert re.search(rf"\| ripple, twelve layers \| \S+ \| {top1} at epoch 270 \| {printed} ", text)
+    assert f"it is at {top1} % at epoch 270 of 300, where the paper's ends at {printed}" in told
+    above = min(e for e in ripple if all(ripple[x] > theirs[0] for x in ripple if x >= e))
+    assert f"above the paper's {printed} % from epoch {above} on: {top1} % top-1" in told
+    assert f"and {rounded(top5)} top-5 at epoch 270" in told
+    assert f"(the paper: {rounded(theirs[1])} top-5)" in told
+    assert f"DeiT gained {deit[300] - deit[270]:.1f} points from there" in told
+    leads = {epoch: top1 - deit[epoch] for epoch, top1 in ripple.items()}
+    said = "is {:.1f} points at epoch 30, {:.1f} at 100, {:.1f} at 200 and {:.1f} at 270,"
+    assert said.format(*(leads[x] for x in (30, 100, 200, 270))) in told
+    between = [lead for epoch, lead in leads.items() if epoch >= 30]
+    assert min(between) > 1.5 and max(between) < 3.2 and "below 1.5 or above 3.2 between" in told
+    losses = [losses_by_epoch(name) for name in files]
+    lower = {epoch: losses[0][epoch] - loss for epoch, loss in losses[1].items()}
+    assert all(x > 0 for epoch, x in lower.items() if epoch <= 160)
+    assert all(x < 0 for epoch, x in lower.items() if epoch >= 190)
+    assert f"until epoch 160, by up to {max(lower.values()):.3f}, and above it" in told
+    assert f"from epoch 190 on, by {-lower[270]:.3f} at epoch 270" in told
+    deits = paper.ACCURACY["cifar100-deit-tiny"][0]
+    lead = theirs[0] - deits, leads[270]
+    assert "paper's lead of {:.1f} points into {:.1f} is DeiT".format(*lead) in told
+    assert f" {lead[1]:.1f} at epoch 270 of 300 | *60 epochs*, *Class tokens*" in text
+    parts = ours - theirs[0], deit[270] - deits
+    assert "{:.1f} points above where the paper's ends, and DeiT {:.1f}".format(*parts) in told
+    said = f"{top1} % top-1, {rounded(top5)} % top-5 (seed 0)"
+    assert said in all_recipes()["cifar100-ripple-tiny"].text
+    readme = flowing("README.md")
+    assert f"was at {top1} % at epoch 270 (the paper, at the end: {printed})" in readme
 
 
 def test_plain_sticks_are_those_of_their_file():
@@ -453,7 +493,7 @@ def test_seeds_and_more_features_are_those_of_their_files():
         assert f"| {system} | {seeds} | {means[name]:.1f} |" in text
     lead = means["ripple"] - means["deit"]
     assert f"leads by {lead:.1f} points in the mean, and" in told
-    assert f"; {lead:.1f} in the mean of seeds |" in text
+    assert f"; {lead:.1f} in the mean of seeds; " in text
     assert f"best of DeiT's by {min(tops['ripple']) - max(tops['deit']):.1f}." in told
     assert max(max(x) - min(x) for x in tops.values()) < 0.5
     assert "which differ by less than half a point" in told

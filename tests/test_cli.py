@@ -26,6 +26,7 @@ from ripple_attention.recipes import find_recipe
 from ripple_attention.train import commands
 from ripple_attention.train.checkpoint import (
     EMBEDDED,
+    CheckpointError,
     describe,
     read_description,
     read_weights,
@@ -375,6 +376,46 @@ def test_results_are_gathered(demo, tmp_path):
     )
 
 
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"{}", b"3", b"\xff\xfe"])
+def test_a_damaged_result_is_named_with_its_remedy(damaged, demo, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(demo[0] / "recipe.json", run)
+    (run / "result.json").write_bytes(damaged)
+    error = ripple("results", run, "--output", tmp_path / "results.csv").exception
+    assert isinstance(error, ValueError) and len(str(error).splitlines()) == 1
+    assert f"names its recipe; {run / 'result.json'} is not (" in str(error)
+    assert f"`ripple train {run}/recipe.json --output {run} --resume` makes it anew" in str(error)
+    assert not (tmp_path / "results.csv").exists()
+
+
+@pytest.mark.parametrize("damaged", ["", "[", "{}", '"digits"', "[1, 2]", "null"])
+def test_damaged_names_of_classes_are_named_with_their_file(damaged, demo, tmp_path):
+    weights, metadata = read_weights(demo[0] / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    write_weights(path, weights, metadata | {"classes": damaged})
+    error = ripple("predict", path, "digit.png").exception
+    assert isinstance(error, CheckpointError) and len(str(error).splitlines()) == 1
+    assert f"a JSON list of names; that of {path} is not (" in str(error)
+    assert "as `ripple train` or `ripple pack` wrote it" in str(error)
+
+
+def test_weights_that_do_not_fit_are_counted_and_the_first_named(demo, tmp_path):
+    weights, metadata = read_weights(demo[0] / "model.safetensors")
+    names = list(Predictor(demo[0] / "model.safetensors").model.state_dict())
+    gone = [name for name in names if name.startswith("blocks.")]
+    others = {name: weights[name] for name in names if name not in gone}
+    others |= {"strange": torch.zeros(1), "head.bias": torch.zeros(3)}
+    path = tmp_path / "model.safetensors"
+    write_weights(path, others, metadata)
+    error = ripple("evaluate", path).exception
+    assert isinstance(error, CheckpointError) and len(str(error).splitlines()) == 1
+    assert str(error).startswith(f"{path} does not fit the model that its recipe names; weights: ")
+    assert f"{len(gone)} missing ({', '.join(gone[:3])}, …), 1 unexpected (strange), " in str(error)
+    assert "1 of another shape (head.bias). Take the file" in str(error)
+    assert gone[3] not in str(error)
+
+
 def test_a_packed_model_is_half_as_large_and_says_what_it_is(demo, tmp_path):
     folder, path = demo[0], tmp_path / "new" / "digits.safetensors"
     done = ripple("pack", folder, path)
@@ -484,6 +525,7 @@ def test_a_missing_extra_is_one_line(monkeypatch, capsys):
             FileNotFoundError(2, "No such file or directory", "a.csv"),
             "a.csv cannot be read or written: No such file or directory",
         ),
+        (ValueError("one line " * 40 + "of a pipe"), "one line " * 40 + "of a pipe"),
     ],
 )
 def test_an_error_is_its_own_line_alone(error, shown, monkeypatch, capsys):

@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.func import functional_call
 
 from inputs import gradient_layouts, gradients, make_inputs, relative_error
 from ripple_attention import (
@@ -303,8 +304,49 @@ def test_forward_mode_takes_naive_and_is_refused_elsewhere(good):
     assert torch.equal(tangent("auto"), tangent("naive"))
     assert tangent("auto").norm() > 0
     for implementation in ("table", "tiled"):
-        with pytest.raises(ValueError, match="forward-mode derivatives need .*'naive'"):
+        with pytest.raises(ValueError, match="forward-mode derivatives and .* need .*'naive'"):
             tangent(implementation)
+
+
+@pytest.mark.parametrize("transform", ["grad", "jacrev", "per sample", "of a batch"])
+def test_functional_gradients_take_naive_and_are_refused_elsewhere(transform):
+    torch.manual_seed(0)
+    x = torch.randn(3, 4, 5, 8)
+
+    def gradient(implementation):
+        layer = RippleAttention(8, num_heads=2, implementation=implementation).double()
+        layer.load_state_dict(weights)
+        parameters = dict(layer.named_parameters())
+
+        def loss(parameters, image):
+            return functional_call(layer, parameters, (image[None],)).square().sum()
+
+        def loss_of_all(parameters, images):
+            return torch.func.vmap(loss, (None, 0))(parameters, images).sum()
+
+        transforms = {
+            "grad": lambda: torch.func.grad(loss)(parameters, x[0].double()),
+            "jacrev": lambda: torch.func.jacrev(loss)(parameters, x[0].double()),
+            "per sample": lambda: torch.func.vmap(torch.func.grad(loss), (None, 0))(
+                parameters, x.double()
+            ),
+            "of a batch": lambda: torch.func.grad(loss_of_all)(parameters, x.double()),
+        }
+        return transforms[transform]()
+
+    weights = RippleAttention(8, num_heads=2).state_dict()
+    plain = RippleAttention(8, num_heads=2, implementation="tiled").double()
+    plain.load_state_dict(weights)
+    plain(
+        x[:1].double() if transform in ("grad", "jacrev") else x.double()
+    ).square().sum().backward()
+    got = gradient("auto")
+    for name, parameter in plain.named_parameters():
+        ours = got[name].sum(0) if transform == "per sample" else got[name]
+        assert relative_error(ours, parameter.grad) < 1e-10
+    for implementation in ("table", "tiled"):
+        with pytest.raises(ValueError, match="those of torch.func need implementation='naive'"):
+            gradient(implementation)
 
 
 def test_a_partition_made_by_hand_runs(good):

@@ -6,7 +6,14 @@ from random import Random
 import pytest
 import torch
 
-from inputs import gradient_layouts, gradients, make_inputs, make_mask, relative_error
+from inputs import (
+    assert_sees_all_that_lives,
+    gradient_layouts,
+    gradients,
+    make_inputs,
+    make_mask,
+    relative_error,
+)
 from kernels import run
 from ripple_attention import (
     LinearAttention,
@@ -49,6 +56,12 @@ def test_tiled_error_is_within_twice_naives_at_the_same_precision(dtype):
     ):
         rounding = torch.finfo(dtype).eps
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + rounding
+
+
+@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("implementation", ["table", "tiled", "table_triton", "tiled_triton"])
+def test_on_large_grids_queries_see_all_that_lives_and_no_more(implementation, group):
+    assert_sees_all_that_lives(partial(run, implementation), group, "cuda")
 
 
 def assert_budget(ours, plain, exact, further=(0.0,) * 5):

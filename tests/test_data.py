@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 
 pytest.importorskip("timm")
 
+from class_folders import brightness, jpeg, write_folder, write_tar
 from PIL import Image
 
 from ripple_attention.data import cifar100, folders
@@ -53,14 +54,6 @@ def cifar_files():
         files[f"{split}.bin"] = b"".join(records)
         truth[split] = images, labels
     return files, truth
-
-
-def write_tar(path, files, mode="w"):
-    with tarfile.open(path, mode) as tar:
-        for name, content in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
 
 
 @pytest.fixture
@@ -291,12 +284,6 @@ def test_made_up_images_follow_from_the_seed_and_go_round_the_classes():
     assert first.classes == ("class 0", "class 1", "class 2")
 
 
-def jpeg(colour, size=(40, 30)):
-    file = io.BytesIO()
-    Image.new("RGB", size, (colour, colour, colour)).save(file, "JPEG")
-    return file.getvalue()
-
-
 def class_files(per_class=3, classes=("n10", "n2")):
     """Content by path; the grey of an image is 40 × the number of its class + its own number."""
     return {
@@ -304,13 +291,6 @@ def class_files(per_class=3, classes=("n10", "n2")):
         for number, name in enumerate(classes, 1)
         for i in range(per_class)
     }
-
-
-def write_folder(root, files):
-    for name, content in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
 
 
 def nested_tars(path, files):
@@ -492,10 +472,6 @@ def test_the_hub_without_its_package_names_the_remedy(monkeypatch, tmp_path):
     monkeypatch.setattr(folders.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(DataError, match=r"pip install datasets"):
         open_folder("hfds/tiny/set", str(tmp_path), True, False)
-
-
-def brightness(picture):
-    return picture.getpixel((0, 0))[0]
 
 
 def read_all(data):

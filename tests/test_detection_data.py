@@ -269,6 +269,23 @@ def test_upright_annotations_of_a_turned_photo_are_understood(tmp_path):
     assert open_coco(str(tmp_path), train=False)[0][0].size == (40, 30)
 
 
+def test_annotations_that_go_by_the_stored_pixels_leave_a_tagged_photo_as_it_is(tmp_path):
+    write_coco(tmp_path, split="val2017")
+    stored = Image.new("RGB", (40, 30))
+    exif = stored.getexif()
+    exif[0x0112] = 3  # upside down, of the same size
+    stored.putpixel((0, 0), (255, 255, 255))
+    stored.save(tmp_path / "val2017/seven.png", exif=exif)
+    assert open_coco(str(tmp_path), train=False)[0][0].getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_photos_of_16_bits_are_not_white(tmp_path):
+    write_coco(tmp_path, split="val2017")
+    Image.new("I;16", (40, 30), 100 * 257).save(tmp_path / "val2017/seven.png")
+    image, _ = open_coco(str(tmp_path), train=False)[0]
+    assert image.getextrema() == ((100, 100),) * 3
+
+
 def picture_with_rectangle(seed):
     """A white rectangle on black at a random place, sides not under 12 pixels."""
     rng = np.random.default_rng(seed)

@@ -1,17 +1,20 @@
 """The vision transformers of the paper, as a timm user meets them."""
 
+from inspect import signature
+
 import pytest
 import torch
 from torch import nn
 
 timm = pytest.importorskip("timm")
 
-from timm.layers import PatchEmbed  # noqa: E402
+from timm.layers import Mlp, PatchEmbed  # noqa: E402
+from timm.models.vision_transformer import VisionTransformer  # noqa: E402
 
 from inputs import relative_error  # noqa: E402
 from ripple_attention import RippleAttention, record_spatial_weights  # noqa: E402
 from ripple_attention.models import MODELS, adapt_state_dict, count_parameters  # noqa: E402
-from ripple_attention.models.vit import PatchProjection  # noqa: E402
+from ripple_attention.models.vit import GridBlock, PatchProjection  # noqa: E402
 from ripple_attention.paper import PARAMETERS  # noqa: E402
 
 SMALL = [name for name in MODELS if name.endswith("patch2_32")]
@@ -181,6 +184,88 @@ def test_linear_attention_takes_a_class_token_and_ripples_refuse_it():
 def test_other_tokens_beside_the_grid_are_refused(option):
     with pytest.raises(ValueError, match=f"{next(iter(option))} is not for models on a grid"):
         create("deit6_tiny_patch2_32", depth=1, **option)
+
+
+@pytest.mark.parametrize("name", ["ripple_tiny_patch2_32", "deit6_tiny_patch2_32"])
+@pytest.mark.parametrize(
+    ("option", "value", "remedy"),
+    [
+        ("qk_norm", True, "leave it out"),
+        ("scale_attn_norm", True, "leave it out"),
+        ("proj_bias", False, "leave it out"),
+        ("attn_drop_rate", 0.5, "leave it out"),
+        ("attn_layer", "diff", "choose one by attention="),
+        ("patch_drop_rate", 0.5, "leave it out"),
+        ("fix_init", True, "leave it out"),
+    ],
+)
+def test_options_of_timm_that_would_do_nothing_are_refused(name, option, value, remedy):
+    if option not in signature(VisionTransformer).parameters:
+        pytest.skip(f"this timm has no {option}")
+    with pytest.raises(ValueError, match=f"^{option} is not for models on a grid.*: {remedy}$"):
+        create(name, depth=1, **{option: value})
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_options_of_timm_as_they_are_by_default_are_taken(name):
+    known = signature(VisionTransformer).parameters
+    options = ("qk_norm", "scale_attn_norm", "proj_bias", "attn_layer", "fix_init", "init_values")
+    options += ("patch_drop_rate", "attn_drop_rate", "scale_mlp_norm", "device", "dtype")
+    given = create(name, depth=1, **{n: known[n].default for n in options if n in known})
+    plain = create(name, depth=1).state_dict()
+    assert given.state_dict().keys() == plain.keys()
+    assert all(torch.equal(given.state_dict()[key], value) for key, value in plain.items())
+
+
+def test_what_timm_gives_to_its_blocks_in_other_versions_is_taken_unless_it_is_set():
+    sizes = {"dim": 8, "num_heads": 2, "mlp_ratio": 2.0}
+    layers = {"mlp_layer": Mlp, "act_layer": nn.GELU, "norm_layer": nn.LayerNorm}
+    for default in (None, False, 0, 0.0):
+        GridBlock(**sizes, **layers, of_tomorrow=default)
+    with pytest.raises(ValueError, match="of_tomorrow is not .* got of_tomorrow=3: leave it out"):
+        GridBlock(**sizes, **layers, of_tomorrow=3)
+
+
+def test_a_class_tokens_row_may_lose_patches():
+    model = create("deit6_tiny_patch2_32", depth=1, class_token=True, patch_drop_rate=0.5)
+    lengths = []
+    model.blocks[0].register_forward_hook(lambda _, args, out: lengths.append(out.shape[1]))
+    model(torch.randn(2, 3, 32, 32))
+    model.eval()(torch.randn(2, 3, 32, 32))
+    assert lengths == [1 + 128, 1 + 256]
+
+
+def test_layer_scale_and_normed_mlps_are_timms():
+    options = {"depth": 2, "init_values": 0.3, "scale_mlp_norm": True}
+    theirs = timm.create_model(
+        "deit_tiny_patch16_224", class_token=False, global_pool="avg", fc_norm=False, **options
+    ).eval()
+    ours = create("deit6_tiny_patch16_224", num_heads=3, **options).eval()
+    assert torch.equal(ours.blocks[1].ls2.gamma, torch.full((192,), 0.3))
+    for name, parameter in theirs.named_parameters():
+        if "ls" in name or "mlp.norm" in name:
+            nn.init.uniform_(parameter, 0.5, 2)
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(1, 3, 224, 224)
+    assert relative_error(ours(x), theirs(x)) < 1e-5
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_layer_scale_is_of_every_attention(name):
+    model = create(name, depth=1, init_values=0.5).eval()
+    block, x = model.blocks[0], torch.randn(1, 16, 16, 192)
+    for scale in (block.ls1, block.ls2):
+        nn.init.zeros_(scale.gamma)
+    assert torch.equal(block(x), x)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_a_dtype_is_that_of_every_parameter(name):
+    if "dtype" not in signature(VisionTransformer).parameters:
+        pytest.skip("this timm has no dtype")
+    model = create(name, depth=1, dtype=torch.float64)
+    assert {value.dtype for value in model.parameters()} == {torch.float64}
+    assert model(torch.randn(1, 3, 32, 32, dtype=torch.float64)).dtype == torch.float64
 
 
 def test_safetensors_load(tmp_path):

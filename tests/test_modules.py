@@ -290,6 +290,17 @@ def test_a_feature_map_of_ones_own_is_taken(x):
     assert torch.equal(layer(x), expected(x))
 
 
+@pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])
+def test_options_of_a_feature_map_that_is_made_already_are_refused(kind):
+    own = create_feature_map("learned", 12, num_features=20)
+    for options in ({}, {"num_features": 20}, {"feature_map_options": {}}):
+        assert make(kind, feature_map=own, **options).feature_map.num_features == 20
+    with pytest.raises(ValueError, match="by name.* got num_features=99.* Learned of 20 .*: leave"):
+        make(kind, feature_map=own, num_features=99)
+    with pytest.raises(ValueError, match="by name.*feature_map_options={'scaling': 'none'}.*leave"):
+        make(kind, feature_map=own, feature_map_options={"scaling": "none"})
+
+
 def test_fixed_weights_survive_initialisation_on_meta(x):
     source = make(RippleAttention, weights="fixed")
     with torch.device("meta"):

@@ -1,9 +1,19 @@
 """Every algorithm against the definition, and the definition against a loop a reader can check."""
 
+from functools import partial
+
 import pytest
 import torch
 
-from inputs import GRIDS, MASKS, gradients, make_inputs, make_mask, relative_error
+from inputs import (
+    GRIDS,
+    MASKS,
+    assert_sees_all_that_lives,
+    gradients,
+    make_inputs,
+    make_mask,
+    relative_error,
+)
 from ripple_attention import (
     Partition,
     chebyshev,
@@ -127,6 +137,12 @@ def test_local_weights_keep_their_digits_on_a_large_grid(implementation, bound):
     exact = run("tiled", partition)(*(x.double() for x in (*inputs[:3], local)))
     got = run(implementation, partition)(*inputs[:3], local)
     assert relative_error(got, exact) < bound
+
+
+@pytest.mark.parametrize("group", range(3))
+@pytest.mark.parametrize("implementation", FAST)
+def test_on_large_grids_queries_see_all_that_lives_and_no_more(implementation, group):
+    assert_sees_all_that_lives(partial(run, implementation), group)
 
 
 @pytest.mark.parametrize("eps", EPS)

@@ -5,6 +5,8 @@ import re
 import pytest
 from results import ROOT, flowing, read_results
 
+from ripple_attention.ops import table
+
 
 def by_system(rows, tokens, step):
     found = [row for row in rows if (row["tokens"], row["pass"]) == (tokens, step)]
@@ -289,3 +291,29 @@ def test_speeds_of_table_4_are_those_of_their_file():
     others = (longer[f"ripple, {name}"] for name in names)
     words = "fixed ones take {} times as long, truncated ones {}, softmax ones {}."
     assert words.format(*others) in text
+
+
+def test_tables_are_as_precise_and_as_fast_as_their_files_say():
+    rounding = {
+        (row["quantity"], row["tokens"]): (float(row["before"]), float(row["now"]))
+        for row in read_results("table-rounding.csv")
+    }
+    told, share = flowing("docs/algorithm.md"), "percent of live queries given 0"
+    assert f"{rounding[share, '256x256'][1]:.2f} % of the queries of 256×256 tokens" in told
+    largest, mean = (
+        rounding[f"{x} similarity {y}", "256x256"][1]
+        for x, y in (("largest", "given 0"), ("mean", "of live queries"))
+    )
+    assert largest < mean / 1000 and "more than a thousandth of the mean" in told
+    before, _ = rounding[share, "512x512"]
+    assert f"gave 0 for {before:.0f} % of the queries of 512×512" in flowing("CHANGELOG.md")
+    units = [now for (name, _), (_, now) in rounding.items() if "units" in name]
+    code = (ROOT / "ripple_attention/ops/table.py").read_text()
+    assert f"the largest that was seen is {max(units):.1f}" in code and max(units) < table.UNITS
+    ratios = [
+        sum(float(row[f"{x}_ms_now"]) for x in ("forward", "backward"))
+        / sum(float(row[f"{x}_ms_before"]) for x in ("forward", "backward"))
+        for row in read_results("table-time-2-cores-float32.csv")
+    ]
+    least, most = min(ratios), max(ratios)
+    assert f"at {least:.1f} to {most:.1f} times the time" in flowing("docs/performance.md")

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import shutil
 import signal
 from dataclasses import replace
 from io import StringIO
@@ -38,7 +39,7 @@ from ripple_attention.train.classification import (
 from ripple_attention.train.classifier import Classifier
 from ripple_attention.train.evaluate import evaluate
 from ripple_attention.train.module import learning_rate
-from ripple_attention.train.recipe import Hardware, OptimizerSpec, Recipe
+from ripple_attention.train.recipe import MAY_CHANGE, Hardware, OptimizerSpec, Recipe
 from ripple_attention.train.recorder import DivergedError, gradient_norms, read_metrics
 from ripple_attention.train.ripples import halting_group
 from ripple_attention.train.run import train
@@ -201,6 +202,49 @@ def test_a_run_does_not_overwrite_another(whole):
     with pytest.raises(ValueError, match=r"optimizer.lr: 0.001 → 0.5; seed: 0 → 1"):
         run(folder, other, resume=True)
     assert (folder / "metrics.jsonl").read_bytes() == before
+
+
+def changed(recipe, field, value):
+    """The recipe with another value of a field, named as on the command line."""
+    part, _, name = field.rpartition(".")
+    if not part:
+        return replace(recipe, **{name: value})
+    return replace(recipe, **{part: replace(getattr(recipe, part), **{name: value})})
+
+
+OTHER_VALUES = {
+    "data.root": "elsewhere",
+    "data.download": True,
+    "validate_every": 2,
+    "checkpoint_minutes": 1.0,
+    "log_every": 5,
+    "model.implementation": "table",
+}
+
+
+@pytest.mark.parametrize(("field", "value"), OTHER_VALUES.items())
+def test_a_run_may_go_on_with_other_values_of_what_decides_nothing(field, value, whole):
+    assert OTHER_VALUES.keys() == MAY_CHANGE
+    folder, result = whole
+    assert run(folder, changed(SMALL, field, value), resume=True) == result
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", "other"),
+        ("seed", 1),
+        ("ema_decay", 0.5),
+        ("epochs", 4),
+        ("data.source", "hfds/other"),
+        ("data.in_memory", False),
+        ("model.drop_path", 0.2),
+    ],
+)
+def test_a_run_may_not_go_on_with_other_values_of_what_decides(field, value, whole):
+    other = changed(changed(SMALL, field, value), "log_every", 5)
+    with pytest.raises(ValueError, match=rf"has another recipe.* \({field}: \S* → {value}\); give"):
+        run(whole[0], other, resume=True)
 
 
 def test_a_run_without_its_data_leaves_no_folder(tmp_path):
@@ -380,6 +424,18 @@ def test_a_last_checkpoint_that_was_damaged_is_made_again(whole, tmp_path):
     assert_same_weights(folder, whole[0])
 
 
+def test_a_damaged_result_is_named_and_made_again_as_it_says(whole, tmp_path):
+    folder = shutil.copytree(whole[0], tmp_path / "run")
+    (folder / "result.json").write_text("[]")
+    with pytest.raises(ValueError, match=r"result\.json is not .*: remove it, .* makes it anew"):
+        run(folder, resume=True)
+    (folder / "result.json").unlink()
+    made = run(folder, Recipe.read(folder / "recipe.json"), resume=True)
+    assert made == json.loads((folder / "result.json").read_text())
+    assert made["top1"] == whole[1]["top1"]
+    assert_same_weights(folder, whole[0])
+
+
 def test_checkpoints_that_are_all_damaged_are_named(tmp_path):
     folder = tmp_path / "run"
     stop_at(folder, SMALL, 3)
@@ -504,6 +560,41 @@ def test_folders_resume_exactly_and_a_damaged_image_stops_nothing(tmp_path):
     wrong = replace(recipe, data=replace(data, num_classes=3))
     with pytest.raises(ValueError, match="data.num_classes=3; imagenet has 2 classes"):
         run(tmp_path / "other", wrong)
+
+
+def write_class_folders(root, names=("class 0", "class 1")):
+    for split in ("train", "val"):
+        for index, (image, label) in enumerate(made_up_images(12, 32, 2, seed=0)):
+            path = root / split / names[label] / f"{index}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            image.save(path)
+
+
+def test_a_run_goes_on_exactly_where_its_data_moved(tmp_path):
+    write_class_folders(tmp_path / "old")
+    data = DataSpec("imagenet", root=str(tmp_path / "old"), num_classes=2, in_memory=False)
+    hardware = replace(SMALL.hardware, workers=0)
+    recipe = replace(SMALL, data=data, validate_every=3, hardware=hardware)
+    run(tmp_path / "whole", recipe)
+    stop_at(tmp_path / "cut", recipe, 4)
+    (tmp_path / "old").rename(tmp_path / "new")
+    with pytest.raises(DataError, match="images were looked for in .*old"):
+        run(tmp_path / "cut", recipe, resume=True)
+    write_class_folders(tmp_path / "other", ("cat", "dog"))
+    other = changed(recipe, "data.root", str(tmp_path / "other"))
+    with pytest.raises(DataError, match="with, class 0, class 1.*other are cat, dog.*: name the"):
+        run(tmp_path / "cut", other, resume=True)
+    assert Recipe.read(tmp_path / "cut/recipe.json") == recipe
+    moved = changed(recipe, "data.root", str(tmp_path / "new"))
+    moved = replace(moved, validate_every=1, log_every=3, checkpoint_minutes=5.0)
+    run(tmp_path / "cut", moved, resume=True)
+    assert_same_weights(tmp_path / "cut", tmp_path / "whole")
+    assert Recipe.read(tmp_path / "cut/recipe.json") == moved
+    assert read_description(tmp_path / "cut/model.safetensors")[0] == moved
+    steps = {"train": [], "evaluation": [], "ripples": []}
+    for row in read_metrics(tmp_path / "cut/metrics.jsonl"):
+        steps[row["kind"]].append(row["step"])
+    assert (steps["train"], steps["evaluation"]) == ([2, 3, 4, 6, 9], [6, 9])
 
 
 def test_csv_follows_the_lines(tmp_path):

@@ -147,6 +147,19 @@ def test_a_table_leaves_nothing_unwritten_and_repeats():
     assert all(torch.equal(a, b) for a, b in zip(got[1], expected[1], strict=True))
 
 
+@interpreted
+def test_a_table_shows_small_keys_among_large_ones_and_no_dead_ones():
+    partition, grid = Partition((0, 9)), (48, 48)
+    q, k, v, weights = make_inputs(grid, partition, batch=1, heads=1, dtype=torch.float32)
+    sizes = torch.tensor([0.0, 1.0, 1000.0])
+    pattern = torch.randint(3, grid, generator=torch.Generator().manual_seed(0))
+    q, k = torch.ones_like(q), sizes[pattern].view(1, *grid, 1, 1).expand_as(k)
+    weights.zero_()[..., 0] = 1
+    out = run("table_triton", partition)(q, k, torch.ones_like(v), weights)[0, :, :, 0]
+    assert (out[pattern == 0] == 0).all()
+    assert (out[pattern > 0] - 1).abs().max() < 0.05
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @interpreted
 def test_a_rest_that_outweighs_the_near_keeps_its_digits(dtype):

@@ -269,7 +269,7 @@ def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
     found = matching_names(only, names)
     if not found:
         raise typer.BadParameter(
-            f"no system's name contains {only!r}: {did_you_mean(only, names)}"
+            f"no system's name contains {only!r}: {did_you_mean(only, names, words=True)}"
             f"They are {'; '.join(names)}"
         )
     return found

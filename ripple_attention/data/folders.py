@@ -16,6 +16,7 @@ from timm.utils.misc import natural_key
 from torch.utils.data import Dataset
 
 from ripple_attention.data.images import DataError
+from ripple_attention.data.pictures import in_colour, open_picture
 
 TRAIN_NAMES = ("train", "training")
 EVALUATION_NAMES = ("val", "validation", "valid", "test")
@@ -79,7 +80,7 @@ class ReaderPictures(Dataset[tuple[Image.Image, int]]):
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         file, label = self.reader[index]
         with file:
-            image = Image.open(file).convert("RGB")
+            image = open_picture(file)
         return image, self.labels.get(int(label), int(label))
 
     def filename(self, index: int) -> str:
@@ -97,7 +98,7 @@ class TorchvisionPictures(Dataset[tuple[Image.Image, int]]):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
         image, label = self.data[index]
-        return image.convert("RGB"), int(label)
+        return in_colour(image), int(label)
 
     def filename(self, index: int) -> str:
         samples = getattr(self.data, "samples", None)

@@ -4,10 +4,11 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, ImageOps
+from PIL import Image
 from torch.utils.data import Dataset
 
 from ripple_attention.data.images import DataError
+from ripple_attention.data.pictures import in_colour
 from ripple_attention.detection.annotations import Annotations, read_annotations
 from ripple_attention.detection.items import make_target
 from ripple_attention.detection.matching import Target
@@ -51,8 +52,7 @@ class CocoPictures(Dataset[tuple[Image.Image, Target]]):
         height, width = self.annotations.sizes[index].tolist()
         with Image.open(self.filename(index)) as file:
             # COCO's boxes go by the pixels as they are stored, those of others by the upright view.
-            image = file if file.size == (width, height) else ImageOps.exif_transpose(file)
-            image = image.convert("RGB")
+            image = in_colour(file, upright=file.size != (width, height))
         if image.size != (width, height):
             raise ValueError(
                 f"it has {image.height}×{image.width} pixels, its annotations say {height}×{width}"

@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
+from ripple_attention.data.pictures import in_colour
+
 
 def draw_objects(
     image: Image.Image,
@@ -22,8 +24,7 @@ def draw_objects(
         classes: The name of each label.
         threshold: Objects with a lower score are not drawn.
     """
-    picture = image.convert("RGB")
-    picture = picture.copy() if picture is image else picture
+    picture = in_colour(image, upright=False)  # a copy; boxes go by the pixels as they are
     draw = ImageDraw.Draw(picture)
     line = max(1, round(min(picture.size) / 250))
     font = ImageFont.load_default(max(10, round(min(picture.size) / 35)))

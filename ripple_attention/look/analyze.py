@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ripple_attention.data.pictures import in_colour
 from ripple_attention.divergence import divergence_from_fixed, uniform_divergence
 from ripple_attention.files import write_csv
 from ripple_attention.look.explain import Explainer
@@ -123,7 +124,7 @@ def profile(
     profiles: dict[str, Profile] = {}
     for start in range(0, len(images), batch_size):
         prepared = [
-            image if isinstance(image, Tensor) else explainer.transform(image.convert("RGB"))
+            image if isinstance(image, Tensor) else explainer.transform(in_colour(image))
             for image in images[start : start + batch_size]
         ]
         _, views = explainer.record(torch.stack(prepared))

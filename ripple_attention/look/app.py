@@ -98,8 +98,12 @@ def create_page(viewer: Viewer) -> Any:
         except UploadError as error:
             return [gr.skip(), gr.skip(), f"⛔ {error}", None]
 
-    def take_click(grid_size: tuple[int, int], event: gr.SelectData) -> tuple[int, int]:
-        return patch_at(event.index[0], event.index[1], grid_size)
+    def show_click(
+        choice: str, image: Any, layer: str, distance: float, tau: float,
+        grid_size: tuple[int, int], event: gr.SelectData,
+    ) -> list[Any]:  # fmt: skip
+        at = patch_at(event.index[0], event.index[1], grid_size)
+        return [*show(choice, image, at, layer, distance, tau), at]
 
     def take_checkpoint(choice: str) -> list[Any]:
         try:
@@ -156,12 +160,14 @@ def create_page(viewer: Viewer) -> Any:
         only: Any = {"show_progress": "minimal", "concurrency_limit": 1, "concurrency_id": "model"}
         only["trigger_mode"] = "always_last"
         page.load(show, asked, shown, **only)
+        # In one step: two could overtake those of the next click.
+        clicked = [choice, image, layer, distance, tau, grid_size]
+        picture.select(show_click, clicked, [*shown, at], **only)
         for event in (
             example.input(take_example, example, [image, at, refusal], trigger_mode="multiple"),
             upload.upload(
                 take_upload, upload, [image, at, refusal, upload], trigger_mode="multiple"
             ),
-            picture.select(take_click, grid_size, at, trigger_mode="multiple"),
             choice.input(take_checkpoint, choice, controls, trigger_mode="multiple"),
             reset.click(lambda name: take_checkpoint(name)[:2], choice, controls[:2]),
         ):

@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from ripple_attention.data.pictures import in_colour
 from ripple_attention.look.views import AS_TRAINED, LayerView, Settings, record_attention
 from ripple_attention.modules import GridAttention, RippleAttention
 
@@ -151,7 +152,7 @@ class Explainer:
         settings: Settings = AS_TRAINED,
     ) -> Explanation:
         """Explains a picture, or an image (3, height, width) as the transform prepares them."""
-        prepared = image if isinstance(image, Tensor) else self.transform(image.convert("RGB"))
+        prepared = image if isinstance(image, Tensor) else self.transform(in_colour(image))
         logits, views = self.record(prepared.unsqueeze(0), settings)
         probabilities, order = logits.softmax(-1)[0].sort(descending=True)
         pairs = zip(order.tolist(), probabilities.tolist(), strict=True)

@@ -3,7 +3,9 @@
 import warnings
 from io import BytesIO
 
-from PIL import Image, ImageOps
+from PIL import Image
+
+from ripple_attention.data.pictures import open_picture
 
 MAX_BYTES = 10 * 2**20
 MAX_PIXELS = 40_000_000
@@ -36,8 +38,7 @@ def decode(data: bytes) -> Image.Image:
                         f"{height:,}. Please make it smaller."
                     )
                 image.verify()
-            with Image.open(BytesIO(data), formats=FORMATS) as image:  # verify() used it up
-                return ImageOps.exif_transpose(image).convert("RGB")
+            return open_picture(BytesIO(data), FORMATS)  # anew: verify() used it up
     except UploadError:
         raise
     except (Image.DecompressionBombError, Image.DecompressionBombWarning):

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable
 from functools import partial
+from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, PatchEmbed, resample_abs_pos_embed
-from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 
 from ripple_attention.models.encodings import (
@@ -37,6 +38,8 @@ RIPPLE_OPTIONS = (
     "implementation",
 )
 FEATURE_OPTIONS = ("feature_map", "num_features", "feature_map_options", "eps")
+OF_THE_MODEL = ("qkv_bias", "depth")  # given to blocks, but it is the model that makes attentions
+REMEDIES = {"attn_layer": "choose one by attention="}  # where it is not to leave the option out
 
 MakeLayer = Callable[[int, dict[str, Any]], GridAttention]
 
@@ -45,6 +48,11 @@ class GridBlock(nn.Module):
     """A pre-norm transformer block on a grid (B, H, W, C), with timm's parameter names.
 
     The attention is put in place by the model, which knows how deep the block lies.
+
+    Args:
+        init_values: What LayerScale starts with; None for none.
+        scale_mlp_norm: Whether the MLP has a norm between its layers.
+        others: What else timm's blocks take; refused unless it is as they have it by default.
     """
 
     attn: nn.Module
@@ -59,23 +67,32 @@ class GridBlock(nn.Module):
         norm_layer: type[nn.Module],
         drop_path: float = 0.0,
         proj_drop: float = 0.0,
-        **_: Any,  # what other blocks of timm know: layer scale, normed queries, …
+        init_values: float | None = None,
+        scale_mlp_norm: bool = False,
+        device: Any = None,
+        dtype: Any = None,
+        **others: Any,
     ):
         super().__init__()
+        _refuse_what_is_set(others)
         self.norm1 = norm_layer(dim)
+        self.ls1 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path1 = DropPath(drop_path) if drop_path else nn.Identity()
         self.norm2 = norm_layer(dim)
         self.mlp = mlp_layer(
             in_features=dim,
             hidden_features=int(dim * mlp_ratio),
             act_layer=act_layer,
+            norm_layer=norm_layer if scale_mlp_norm else None,
             drop=proj_drop,
         )
+        self.ls2 = LayerScale(dim, init_values) if init_values else nn.Identity()
         self.drop_path2 = DropPath(drop_path) if drop_path else nn.Identity()
+        self.to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path1(self.attn(self.norm1(x)))
-        return x + self.drop_path2(self.mlp(self.norm2(x)))
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
 class PatchProjection(nn.Conv2d):
@@ -144,7 +161,7 @@ class GridVisionTransformer(VisionTransformer):
         max_distance, partition, weights, balanced, halt_threshold, tail, implementation: As in
             `RippleAttention`; `partition="dense"` has a ring for every distance of `img_size`.
         feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
-        kwargs: As in timm's `VisionTransformer`.
+        kwargs: As in timm's `VisionTransformer`; what is not for these models is refused.
     """
 
     def __init__(
@@ -161,7 +178,8 @@ class GridVisionTransformer(VisionTransformer):
             raise ValueError(f"attention must be one of {known}; got {attention!r}")
         taken = {n: kwargs.pop(n) for n in (*RIPPLE_OPTIONS, *FEATURE_OPTIONS) if n in kwargs}
         kwargs.pop("dynamic_img_size", None)  # always: tokens stay on their grid
-        for name in ("reg_tokens", "no_embed_class"):
+        on_a_grid = () if class_token else ("patch_drop_rate",)
+        for name in ("reg_tokens", "no_embed_class", "fix_init", *on_a_grid):
             if kwargs.get(name):
                 raise ValueError(f"{name} is not for models on a grid: leave it out")
         super().__init__(
@@ -187,7 +205,8 @@ class GridVisionTransformer(VisionTransformer):
             )
         taken |= {"proj_drop": kwargs.get("proj_drop_rate", 0.0), "ripple_layers": ripple_layers}
         for index, block in enumerate(self.blocks):
-            block.attn = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
+            layer = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
+            block.attn = layer.to(device=kwargs.get("device"), dtype=kwargs.get("dtype"))
             _init_like_timm(block.attn)
             if class_token and block.attn.needs_grid:
                 name = type(block.attn).__name__
@@ -240,6 +259,18 @@ class GridVisionTransformer(VisionTransformer):
             kept = {"image_intermediates": intermediates, "image_features": features}
             return {name: kept[name] for name in result}
         return intermediates if features is None else (features, intermediates)
+
+
+def _refuse_what_is_set(options: dict[str, Any]) -> None:
+    """Refuses options of timm's blocks, other than those that are as timm has them by default."""
+    defaults = {name: known.default for name, known in signature(Block).parameters.items()}
+    for name, value in options.items():
+        default = defaults.get(name)
+        if name in OF_THE_MODEL or value == default or not (value or default):
+            continue
+        said = {"attn_drop": "attn_drop_rate"}.get(name, name)  # as the model calls it
+        remedy = REMEDIES.get(name, "leave it out")
+        raise ValueError(f"{said} is not for models on a grid; got {said}={value!r}: {remedy}")
 
 
 def _init_like_timm(attention: nn.Module) -> None:

@@ -36,7 +36,7 @@ def safe_divide(numerator: Tensor | float, denominator: Tensor) -> Tensor:
     return torch.where(empty, 0, numerator / torch.where(empty, 1, denominator))
 
 
-def settle(denominator: Tensor, magnitude: Tensor) -> Tensor:
+def settle(denominator: Tensor, magnitude: Tensor, units: int = 16) -> Tensor:
     """The denominator, or 0 where it is no more than the rounding of what it is a difference of.
 
     Where eps lifts it above that, the rounding of the numerator is divided by more, and stays.
@@ -45,8 +45,9 @@ def settle(denominator: Tensor, magnitude: Tensor) -> Tensor:
         denominator: A difference of sums, and eps; without eps, zero in exact arithmetic where a
             query sees nothing.
         magnitude: The size of those sums.
+        units: How many times the precision of that size their rounding may be.
     """
-    rounding = 16 * torch.finfo(denominator.dtype).eps
+    rounding = units * torch.finfo(denominator.dtype).eps
     return denominator.masked_fill(denominator.abs() <= rounding * magnitude, 0)
 
 

@@ -17,6 +17,7 @@ from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide, 
 # Numbers in one table at a time: near the cache on a CPU, enough to fill the machine elsewhere.
 NUMBERS_ON_CPU = 2**20
 NUMBERS_ELSEWHERE = 2**27
+UNITS = 8  # of `settle`; the largest that was seen is 2.7, over grids of up to 512×512 tokens
 
 
 def table_forward(
@@ -106,17 +107,36 @@ class OuterTable:
         rows, columns = (_clipped(size, radius, self.table) for size in (H, W))
         return box_sums(self.table, radius), (rows[:, None] * columns).unsqueeze(-1)
 
+    def whole(self) -> tuple[Tensor, int]:
+        """The same of a box that holds every cell: (B, N, 1, M, E), and the number of cells.
+
+        The deviations are what rounding has left out of the mean.
+        """
+        H, W = (size - 1 for size in self.table.shape[2:4])
+        return self.table[:, :, -1:, -1], H * W
+
+    def steps(self, radius: int) -> int:
+        """How many roundings of a prefix sum a box holds, in each of its corners."""
+        return 1 if self.table.device.type == "cpu" else 2 * radius + 1
+
+    def peak(self) -> Tensor:
+        """The largest prefix sum of the last column of b, by feature: (B, N, 1, M, 1)."""
+        return self.table[..., -1].abs().amax((2, 3))[:, :, None, :, None]
+
 
 def summed_area_table(x: Tensor) -> Tensor:
     """Sums over all rows above and columns left of every corner.
 
-    (…, H, W, M, E) → (…, H+1, W+1, M, E), the first row and column zero.
+    (…, H, W, M, E) → (…, H+1, W+1, M, E), the first row and column zero. On a CPU they are added
+    up in float64, and rounded once along a row and once down a column.
     """
     table = F.pad(x.cumsum(-3), (0, 0, 0, 0, 1, 0, 1, 0))
     if table.device.type != "cpu":
         return table.cumsum_(-4)
-    for row in range(2, table.shape[-4]):  # on a CPU, cumsum would stride through memory
-        table[..., row, :, :, :] += table[..., row - 1, :, :, :]
+    total = torch.zeros_like(table[..., 0, :, :, :], dtype=torch.float64)
+    for row in range(1, table.shape[-4]):  # on a CPU, cumsum would stride through memory
+        total += table[..., row, :, :, :]
+        table[..., row, :, :, :] = total
     return table
 
 
@@ -140,16 +160,25 @@ def _weighted_sums(
     """
     table = OuterTable.build(keys, values)
     mean = queries @ table.mean.unsqueeze(2)  # (B, N, H, W, E+1)
+    size = queries.abs()
+    per_box, per_cell = size @ table.peak(), size @ table.mean[:, :, None, :, -1:].abs()
     sums, inner = torch.zeros_like(values), torch.zeros_like(values)
-    for group, radius in enumerate(radii):
-        deviations, count = table.boxes(radius)
-        box = (queries.unsqueeze(-2) @ deviations).squeeze(-2) + count * mean
-        sums.addcmul_(weights[..., group, None], box - inner)
+    magnitude = torch.zeros_like(mean[..., -1:])
+    count: Tensor | int
+    for group in range(len(radii) + 1):
+        if group < len(radii):
+            deviations, count = table.boxes(radii[group])
+            box = (queries.unsqueeze(-2) @ deviations).squeeze(-2) + count * mean
+            steps = table.steps(radii[group])
+        else:
+            left, count = table.whole()
+            box = queries @ left + count * mean
+            steps = table.steps(max(mean.shape[2:4]))
+        weight = weights[..., group, None]
+        sums.addcmul_(weight, box - inner)
+        magnitude.addcmul_(weight.abs(), steps * per_box + count * per_cell)
         inner = box
-    whole = mean * (mean.shape[2] * mean.shape[3])
-    sums.addcmul_(weights[..., -1:], whole - inner)
-    magnitude = weights.abs().sum(-1, keepdim=True) * whole[..., -1:].abs()
-    return sums[..., :-1], settle(sums[..., -1:] + eps, magnitude)
+    return sums[..., :-1], settle(sums[..., -1:] + eps, magnitude, UNITS)
 
 
 def _query_gradients(
@@ -165,7 +194,8 @@ def _query_gradients(
             deviations, count = table.boxes(radii[group])
             box = (deviations @ y.unsqueeze(-1)).squeeze(-1) + count * mean
         else:
-            box = mean * (mean.shape[2] * mean.shape[3])
+            left, cells = table.whole()
+            box = y @ left.mT + cells * mean
         ring = box - inner
         grad_queries.addcmul_(weights[..., group, None], ring)
         grad_weights[..., group] = (queries * ring).sum(-1)

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
-from ripple_attention.ops.table import table_parts
+from ripple_attention.ops.table import UNITS, table_parts
 from ripple_attention.partition import Partition
 
 CHANNELS_AT_ONCE = 256  # of a table, by one program of a scan
@@ -54,19 +54,25 @@ def _scan_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _scan_columns(  # type: ignore[no-untyped-def]
-    table, W, CHANNELS, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
+    table, peaks, W, CHANNELS, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Adds to each row of a table the one above, for one column and a block of channels."""
+    """Adds to each row of a table the one above, for one column and a block of channels.
+
+    peaks[column] is the largest of the sums, without their sign.
+    """
     column = tl.program_id(0).to(tl.int64)  # of all images
     image, column_of_image = column // W, column % W
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = channel < CHANNELS
     total, lost = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
+    peak = tl.zeros((BLOCK,), tl.float32)
     for row in range(HEIGHT):
         cell = (image * (HEIGHT + 1) + row + 1) * (W + 1) + column_of_image + 1
         here = table + cell * CHANNELS + channel
         total, lost = _add(total, lost, tl.load(here, mask=inside, other=0.0))
+        peak = tl.maximum(peak, tl.abs(total))
         tl.store(here, total, mask=inside)
+    tl.store(peaks + column * CHANNELS + channel, peak, mask=inside)
 
 
 @triton.jit
@@ -91,6 +97,13 @@ def _load_mean(mean, image, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexp
     """(PADDED_M, PADDED_E)."""
     m, e = tl.arange(0, PADDED_M)[:, None], tl.arange(0, PADDED_E)[None, :]
     return tl.load(mean + image * M * E1 + m * E1 + e, mask=(m < M) & (e < E1), other=0.0)
+
+
+@triton.jit
+def _load_left(table, image, H, W, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr):  # type: ignore[no-untyped-def]
+    """All deviations of an image, what rounding has left out of the mean: as `_load_mean`."""
+    last = table + ((image + 1) * (H + 1) * (W + 1) - 1) * M * E1
+    return _load_mean(last, 0, M, E1, PADDED_M, PADDED_E)
 
 
 @triton.jit
@@ -129,7 +142,7 @@ def _box(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _forward(  # type: ignore[no-untyped-def]
-    q, weights, mean, table, radii, out, denominator, H, W, M, E1, eps, rounding,
+    q, weights, mean, table, peak, radii, out, denominator, H, W, M, E1, eps, rounding,
     BOXES: tl.constexpr, QUERIES: tl.constexpr, PM: tl.constexpr, PE: tl.constexpr,
 ):  # fmt: skip
     """o_i = Σ_g α_g (φq·ring_g) of v, over that of 1, plus eps."""
@@ -137,9 +150,15 @@ def _forward(  # type: ignore[no-untyped-def]
     query = _load_tokens(q, token, inside, M, PM)
     average = _load_mean(mean, image, M, E1, PM, PE)
     of_mean = _times_mean(query, average, inside)  # (QUERIES, PE)
+    value = tl.arange(0, PE)
+    ones = (value == E1 - 1)[None, :]
+    feature = tl.arange(0, PM)
+    highest = tl.load(peak + image * M + feature, mask=feature < M, other=0.0)
+    per_box = tl.sum(tl.abs(query) * highest[None, :], 1)  # the size of what a box adds up
+    per_cell = tl.sum(tl.abs(query) * tl.sum(tl.where(ones, tl.abs(average), 0.0), 1)[None, :], 1)
     sums = tl.zeros((QUERIES, PE), tl.float32)
     inner = tl.zeros((QUERIES, PE), tl.float32)
-    size = tl.zeros((QUERIES,), tl.float32)  # of the weights
+    magnitude = tl.zeros((QUERIES,), tl.float32)
     for g in range(BOXES):
         radius = tl.load(radii + g)
         weight = tl.load(weights + token * (BOXES + 1) + g, mask=inside, other=0.0)
@@ -147,15 +166,13 @@ def _forward(  # type: ignore[no-untyped-def]
         box = tl.sum(query[:, :, None] * deviations, 1) + count[:, None] * of_mean
         sums += weight[:, None] * (box - inner)
         inner = box
-        size += tl.abs(weight)
+        magnitude += tl.abs(weight) * (per_box + count * per_cell)
     rest = tl.load(weights + token * (BOXES + 1) + BOXES, mask=inside, other=0.0)
-    whole = of_mean * (H * W * 1.0)
+    left = _load_left(table, image, H, W, M, E1, PM, PE)
+    whole = _times_mean(query, left, inside) + of_mean * (H * W * 1.0)
     sums += rest[:, None] * (whole - inner)
-    size += tl.abs(rest)
-    value = tl.arange(0, PE)
-    ones = (value == E1 - 1)[None, :]
+    magnitude += tl.abs(rest) * (per_box + H * W * per_cell)
     below = tl.sum(tl.where(ones, sums, 0.0), 1) + eps
-    magnitude = size * tl.abs(tl.sum(tl.where(ones, whole, 0.0), 1))
     below = tl.where(tl.abs(below) <= rounding * magnitude, 0.0, below)
     quotient = tl.div_rn(sums, tl.where(below == 0, 1.0, below)[:, None])
     quotient = tl.where((below == 0)[:, None], 0.0, quotient)
@@ -186,7 +203,9 @@ def _query_gradients(  # type: ignore[no-untyped-def]
         tl.store(grad_weights + token * (BOXES + 1) + g, tl.sum(query * ring, 1), mask=inside)
         inner = box
     rest = tl.load(weights + token * (BOXES + 1) + BOXES, mask=inside, other=0.0)
-    ring = of_mean * (H * W * 1.0) - inner
+    left = _load_left(table, image, H, W, M, E1, PM, PE)
+    whole = tl.sum(left[None, :, :] * upstream[:, None, :], 2) + of_mean * (H * W * 1.0)
+    ring = whole - inner
     total += rest[:, None] * ring
     tl.store(grad_weights + token * (BOXES + 1) + BOXES, tl.sum(query * ring, 1), mask=inside)
     feature = tl.arange(0, PM)
@@ -238,7 +257,10 @@ class _Table:
         _scan_rows[images * H, blocks](
             a, b, self.mean, self.table, H, M, E1, channels, WIDTH=W, BLOCK=CHANNELS_AT_ONCE
         )
-        _scan_columns[images * W, blocks](self.table, W, channels, HEIGHT=H, BLOCK=CHANNELS_AT_ONCE)
+        self.peaks = a.new_empty(images, W, M, E1)
+        _scan_columns[images * W, blocks](
+            self.table, self.peaks, W, channels, HEIGHT=H, BLOCK=CHANNELS_AT_ONCE
+        )
         padded = triton.next_power_of_2(M), triton.next_power_of_2(E1)
         queries = max(1, NUMBERS_AT_ONCE // (padded[0] * padded[1]))
         self.grid = (images * triton.cdiv(H * W, queries),)
@@ -259,13 +281,14 @@ def table_triton_forward(
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32)
     boxes = Partition(radii).box_radii(v.device).int()
-    rounding = 16 * torch.finfo(torch.float32).eps
+    rounding = UNITS * torch.finfo(torch.float32).eps
     for part in table_parts(q, v):
         queries, keys, values, weights = (_flat(x[part]) for x in (q, k, v, spatial_weights))
         table = _Table(keys, F.pad(values, (0, 1), value=1), v.shape[1:3])
         quotients, below = torch.empty_like(values), values.new_empty(values.shape[:2])
+        peak = table.peaks[..., -1].amax(1).contiguous()  # (B·N, M), of the denominator's column
         _forward[table.grid](
-            queries, weights, table.mean, table.table, boxes, quotients, below, *table.sizes,
+            queries, weights, table.mean, table.table, peak, boxes, quotients, below, *table.sizes,
             float(eps), rounding, BOXES=len(radii), **table.blocks,
         )  # fmt: skip
         out[part] = _heads_last(quotients, out[part])

@@ -84,7 +84,8 @@ def draw_curves(
 def draw_divergence(title: str, runs: dict[str, list[Row]], groups: int, path: Path) -> None:
     """The divergence from the fixed weights, its layers, and where ripples halt, in training."""
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
-    looks = cycle(product(("-", ":"), PALETTE[:1] + PALETTE[2:]))  # one colour is the dashed line's
+    colors = PALETTE[:1] + PALETTE[2:]  # one is that of the dashed line
+    looks = cycle(product(("-", ":", "-."), colors))
     for (name, rows), (style, color) in zip(runs.items(), looks, strict=False):
         look = {"color": color, "ls": style, "label": name}
         epochs = [row["epoch"] for row in rows]

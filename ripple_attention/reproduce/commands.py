@@ -15,7 +15,6 @@ from ripple_attention.reproduce.layout import PaperTable
 from ripple_attention.reproduce.pages import fill, missing, page
 from ripple_attention.reproduce.tables import TABLES
 
-OUTPUT = Path("reproduced")
 EVERYTHING = "all"
 Make = Callable[[Results, Path], tuple[str, list[str]]]
 

@@ -9,12 +9,10 @@ from typing import Any
 from ripple_attention.recipes import all_recipes
 from ripple_attention.reproduce.found import Results, Row
 from ripple_attention.reproduce.values import Measured, Missing, Value
-from ripple_attention.train.recipe import Recipe, differences
+from ripple_attention.train.recipe import MAY_CHANGE, Recipe, differences
 
 # Fields that do not change what is learned, or only where and when it is looked at.
-HARMLESS = {"name", "seed", "validate_every", "log_every", "checkpoint_minutes", "ema_decay"}
-HARMLESS |= {"data.root", "data.source", "data.download", "data.in_memory"}
-HARMLESS |= {"model.implementation"}
+HARMLESS = MAY_CHANGE | {"name", "seed", "ema_decay", "data.source", "data.in_memory"}
 
 
 def training_command(recipe: str) -> str:

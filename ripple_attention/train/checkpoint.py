@@ -133,7 +133,7 @@ def read_description(path: Path) -> tuple[Recipe, tuple[str, ...]]:
             "To use its weights alone, load them with timm.create_model(name, checkpoint_path=…)"
         )
     recipe = Recipe.from_json(metadata["recipe"], f"the metadata of {path}")
-    return recipe, tuple(json.loads(metadata["classes"]))
+    return recipe, _read_classes(metadata["classes"], path)
 
 
 def find_weights(path: Path, ema: bool = False) -> Path:
@@ -163,6 +163,21 @@ def find_weights(path: Path, ema: bool = False) -> Path:
         f"a checkpoint is a .safetensors file, a folder of a run that holds {name}, or `embedded`; "
         f"{path} is none of these{there}".rstrip(". ")
     )
+
+
+def _read_classes(text: str, path: Path) -> tuple[str, ...]:
+    try:
+        classes = json.loads(text)
+        names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
+        reason = "" if names else f"it begins with {text[:20]!r}"
+    except ValueError as error:
+        reason = str(error)
+    if reason:
+        raise CheckpointError(
+            "the entry `classes` in the metadata of a model is a JSON list of names; that of "
+            f"{path} is not ({reason}): take the file as `ripple train` or `ripple pack` wrote it"
+        )
+    return tuple(classes)
 
 
 def _flush(path: Path) -> None:

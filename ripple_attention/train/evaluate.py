@@ -4,12 +4,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from rich.console import Console
 from torch import Tensor
 
 from ripple_attention.data.augment import eval_transform
 from ripple_attention.data.images import DataError
+from ripple_attention.data.pictures import PictureError, open_picture
 from ripple_attention.detection.evaluation import find_objects
 from ripple_attention.detection.items import make_target
 from ripple_attention.detection.transforms import evaluation_transform
@@ -138,21 +139,38 @@ def load(model: torch.nn.Module, weights: dict[str, Tensor], path: Path) -> None
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        reason = str(error).splitlines()[1].strip() if "\n" in str(error) else str(error)
+        reason = _misfit(model.state_dict(), weights) or str(error).splitlines()[-1].strip()
         raise CheckpointError(
-            f"{path} does not fit the model that its recipe names: {reason} …"
+            f"{path} does not fit the model that its recipe names; weights: {reason}. Take the "
+            "file as `ripple train` or `ripple pack` wrote it"
         ) from None
+
+
+def _misfit(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str:
+    """How weights differ from those of a model: how many, and the first of them."""
+    both = [name for name in expected if name in given]
+    kinds = {
+        "missing": [name for name in expected if name not in given],
+        "unexpected": [name for name in given if name not in expected],
+        "of another shape": [name for name in both if expected[name].shape != given[name].shape],
+    }
+    return ", ".join(
+        f"{len(names)} {kind} ({', '.join(names[:3] + ['…'] * (len(names) > 3))})"
+        for kind, names in kinds.items()
+        if names
+    )
 
 
 def open_image(path: Path) -> Image.Image:
     """A picture in colour, upright."""
     try:
-        with Image.open(path) as image:
-            return ImageOps.exif_transpose(image).convert("RGB")
+        return open_picture(path)
     except FileNotFoundError:
         raise ValueError(f"{path} does not exist") from None
     except IsADirectoryError:
         raise ValueError(f"{path} is a folder: name the pictures in it") from None
+    except PictureError as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
     except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
         raise ValueError(
             f"{path} cannot be read as a picture ({error}): save it anew, as PNG or JPEG"

@@ -4,6 +4,7 @@ What all recipes share is here; `classification` and `detection` add what is the
 """
 
 import json
+from collections.abc import Set
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
@@ -13,6 +14,18 @@ from typeguard import TypeCheckError, check_type
 from ripple_attention.console import did_you_mean
 
 T = TypeVar("T")
+
+# Where the data are looked for: nothing that a run computes depends on it.
+PLACES = frozenset({"data.root", "data.download"})
+# What, beside hardware, decides nothing about what is learned, but for rounding: a run that goes on
+# may have others. `data.source` and `data.in_memory` may not change: another source may number its
+# images otherwise, and images one by one draw other augmentations than those in memory.
+MAY_CHANGE = PLACES | {
+    "validate_every",
+    "checkpoint_minutes",
+    "log_every",
+    "model.implementation",  # rounds otherwise, as other hardware does, which may lack its kernels
+}
 
 
 @dataclass(frozen=True)
@@ -178,13 +191,14 @@ def task_recipe(task: str) -> type[Recipe]:
     return known[task]
 
 
-def differences(old: Recipe, new: Recipe) -> list[str]:
-    """The fields, hardware aside, in which two recipes differ, with both values."""
+def differences(old: Recipe, new: Recipe, aside: Set[str] = frozenset()) -> list[str]:
+    """The fields, hardware and those set aside left out, in which two recipes differ, with both
+    values."""
     before, after = (_flat(asdict(replace(r, hardware=Hardware()))) for r in (old, new))
     return [
         f"{name}: {before.get(name)} → {after.get(name)}"
         for name in {**before, **after}
-        if before.get(name) != after.get(name)
+        if name not in aside and before.get(name) != after.get(name)
     ]
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ripple_attention.recipes import all_recipes
-from ripple_attention.train.recipe import Recipe, differences
+from ripple_attention.train.recipe import PLACES, Recipe, differences
 
 
 def gather(folders: list[Path]) -> list[dict[str, Any]]:
@@ -17,6 +17,23 @@ def gather(folders: list[Path]) -> list[dict[str, Any]]:
     return [_row(folder) for folder in folders]
 
 
+def read_result(path: Path) -> dict[str, Any]:
+    """What a finished run wrote into its `result.json`."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        reason = "" if isinstance(result, dict) and "recipe" in result else "it has no recipe"
+    except ValueError as error:  # neither JSON nor, perhaps, text
+        reason = str(error)
+    if reason:
+        folder = path.parent
+        raise ValueError(
+            f"a result is a JSON object that names its recipe; {path} is not ({reason}): remove "
+            f"it, and `ripple train {folder / 'recipe.json'} --output {folder} --resume` makes it "
+            "anew"
+        )
+    return result
+
+
 def _row(folder: Path) -> dict[str, Any]:
     finished, written = folder / "result.json", folder / "recipe.json"
     if not finished.exists():
@@ -24,13 +41,15 @@ def _row(folder: Path) -> dict[str, Any]:
         raise ValueError(f"a finished run has a result.json; {folder} has none: {state}")
     recipe = Recipe.read(written)
     known = all_recipes().get(recipe.name)
-    ignored = ("seed", "data.root")  # a column of its own; where the data lie decides nothing
-    changes = differences(known.recipe, recipe) if known else ["not a recipe of this package"]
-    row = json.loads(finished.read_text(encoding="utf-8"))
+    aside = {"seed"} | PLACES  # a column of its own; where the data lie decides nothing
+    changes = ["not a recipe of this package"]
+    if known:
+        changes = differences(known.recipe, recipe, aside)
+    row = read_result(finished)
     row = {k: round(v, 4) if isinstance(v, float) else v for k, v in row.items()}
     return {
         "recipe": row.pop("recipe"),
-        "changes": "; ".join(c for c in changes if c.split(":")[0] not in ignored),
+        "changes": "; ".join(changes),
         **row,
         "precision": recipe.hardware.precision,
         "compiled": recipe.hardware.compile,

@@ -15,25 +15,28 @@ from rich.console import Console
 from rich.table import Table
 
 from ripple_attention.bench.measure import hardware
+from ripple_attention.data.images import DataError
 from ripple_attention.files import replace_text
 from ripple_attention.train.checkpoint import (
     WEIGHTS,
     CheckpointError,
     CheckpointFolders,
     folder_of_step,
+    read_description,
     steps_kept,
     tidy,
 )
 from ripple_attention.train.environment import environment
 from ripple_attention.train.module import TrainedModule
 from ripple_attention.train.progress import RunProgress
-from ripple_attention.train.recipe import Recipe, differences
+from ripple_attention.train.recipe import MAY_CHANGE, Recipe, differences
 from ripple_attention.train.recorder import (
     METRICS,
     Recorder,
     gradient_norms,
     read_metrics,
 )
+from ripple_attention.train.results import read_result
 from ripple_attention.train.ripples import RippleProfiles, has_ripples
 from ripple_attention.train.safety import Safety
 
@@ -60,7 +63,7 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         _refuse_another_run(recipe, folder, resume)
     if resume and (folder / "result.json").exists():
         console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
-        return json.loads((folder / "result.json").read_text(encoding="utf-8"))
+        return read_result(folder / "result.json")
     checkpoints = folder / "checkpoints"
     checkpoint = last_good_checkpoint(checkpoints) if resume else None
     if main and checkpoint:
@@ -71,6 +74,8 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
     data = module.create_data()
     if main:
         data.setup("fit")  # what is missing is found before there is a folder
+        if checkpoint:
+            _refuse_other_classes(data.classes, checkpoint, recipe)
         _begin(recipe, folder)
     recorder = Recorder(folder)
     safety = Safety(checkpoints, recorder, started)
@@ -179,7 +184,7 @@ def _refuse_another_run(recipe: Recipe, folder: Path, resume: bool) -> None:
             )
         if not written.exists():
             raise ValueError(f"{written} is missing: without it the run in {folder} cannot go on")
-        changed = differences(Recipe.read(written), recipe)
+        changed = differences(Recipe.read(written), recipe, MAY_CHANGE)
         if changed:
             raise ValueError(
                 f"the run in {folder} has another recipe, so it cannot go on with this one "
@@ -187,6 +192,16 @@ def _refuse_another_run(recipe: Recipe, folder: Path, resume: bool) -> None:
             )
     if folder.is_file():
         raise ValueError(f"--output names a folder; {folder} is a file")
+
+
+def _refuse_other_classes(classes: tuple[str, ...], checkpoint: Path, recipe: Recipe) -> None:
+    """The data may lie elsewhere when a run goes on, but a label must mean what it meant."""
+    _, before = read_description(checkpoint / "model.safetensors")
+    if classes != before:
+        raise DataError(
+            f"a run goes on with the classes it began with, {', '.join(before[:3])}, …; those in "
+            f"{recipe.data.root} are {', '.join(classes[:3])}, …: name the same data, --data.root"
+        )
 
 
 def _begin(recipe: Recipe, folder: Path) -> None:
