@@ -184,7 +184,7 @@ def test_ripple_of_twelve_layers_until_epoch_270_is_that_of_its_file():
     top1, printed = rounded(ours), rounded(theirs[0])
     assert f"| ripple {printed} % | {top1} at epoch 270 of 300" in text
     assert re.search(rf"\| ripple, twelve layers \| \S+ \| {top1} at epoch 270 \| {printed} ", text)
-    assert f"it is at {top1} % at epoch 270 of 300, where the paper's ends at {printed}" in told
+    assert f"it was at {top1} % at epoch 270 of 300, where the paper's ends at {printed}" in told
     above = min(e for e in ripple if all(ripple[x] > theirs[0] for x in ripple if x >= e))
     assert f"above the paper's {printed} % from epoch {above} on: {top1} % top-1" in told
     assert f"and {rounded(top5)} top-5 at epoch 270" in told

@@ -122,11 +122,10 @@ def test_words_inside_names_are_not_suggested_for_whole_ones(words, tmp_path, mo
 
 def test_an_error_in_a_pipe_is_one_line(tmp_path):
     path = tmp_path / ("long" * 30) / "recipe.json"
-    done = subprocess.run(
-        [*COMMAND, "train", path], capture_output=True, text=True, env=surroundings(), timeout=120
-    )
-    assert done.returncode == 1
-    assert done.stderr.count("\n") == 1 and f"there is no {path}: `ripple train" in done.stderr
+    refused = Ripple(tmp_path, "train", path)
+    assert refused.wait() == 1
+    said = refused.errors.read_text()
+    assert said.count("\n") == 1 and f"there is no {path}: `ripple train" in said
 
 
 def test_a_device_that_is_not_there_has_a_remedy(monkeypatch):

@@ -57,8 +57,14 @@ def slabs_on_the_cpu(tiles):
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 @pytest.mark.parametrize(("capability", "wide"), [(80, True), (90, False)])
-@pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(4), logarithmic(3), chebyshev(5)])
-@pytest.mark.parametrize(("grid", "tiles"), [((14, 16), 0), ((20, 30), 1), ((20, 30), 4)])
+@pytest.mark.parametrize(
+    ("grid", "tiles", "partition"),
+    [
+        *(((14, 16), 0, x) for x in (chebyshev(1), chebyshev(4), logarithmic(3), chebyshev(5))),
+        *(((20, 30), 1, x) for x in (chebyshev(1), chebyshev(5))),
+        *(((20, 30), 4, x) for x in (logarithmic(3), chebyshev(4))),
+    ],
+)
 def test_slabs_compile(grid, tiles, partition, capability, wide, monkeypatch):
     from triton.runtime.driver import driver
 

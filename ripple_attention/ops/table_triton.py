@@ -213,7 +213,7 @@ def _query_gradients(  # type: ignore[no-untyped-def]
     tl.store(grad_q + token[:, None] * M + feature[None, :], total, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["radius"])  # one kernel for all radii
 def _add_key_gradients(  # type: ignore[no-untyped-def]
     k, values, mean, table, grad_k, grad_v, radius, H, W, M, E1,
     QUERIES: tl.constexpr, PM: tl.constexpr, PE: tl.constexpr,
