@@ -33,7 +33,7 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert f"worth {ripple - top1['ripple-tiny-fixed']:.1f} points against" in told
     assert f"DeiT-LA is {top1['deit-tiny'] - top1['deit-la-tiny']:.1f} points behind" in told
     assert top1["ripple-tiny4"] > top1["deit-la-tiny"]
-    kinds = "", "-fixed", "-logarithmic", "-truncated", "-softmax", "-r2"
+    kinds = "", "-fixed", "-logarithmic", "-truncated", "-softmax", "-r2", "-r8"
     theirs = {x: paper.ACCURACY[f"cifar100-ripple-tiny{x}"][0] for x in kinds}
     assert f"against fixed ones ({theirs[''] - theirs['-fixed']:.1f} there)" in told
     leads = {
@@ -54,6 +54,9 @@ def test_results_of_60_epochs_are_those_of_their_files():
     assert smooth[0] < max(abs(ripple - float(row["top1"])) for row in seeds)
     small = ripple - top1["ripple-tiny-r2"], theirs[""] - theirs["-r2"]
     assert "R_max 2 instead of 4 costs {:.1f} ({:.1f} there)".format(*small) in told
+    large = top1["ripple-tiny-r8"] - ripple, theirs[""] - theirs["-r8"]
+    assert "and 8 gains {:.1f} (it costs {:.1f} there)".format(*large) in told
+    assert large[0] < max(abs(ripple - float(row["top1"])) for row in seeds)
     layers = {}
     for row in read_results("strength-cifar100-short-ripple-tiny.csv"):
         values = float(row["strength"]), float(row["share_below_half"])
@@ -456,7 +459,8 @@ def test_class_tokens_and_missing_positions_are_those_of_their_files():
     behind = {epoch: x - curves[1][epoch] for epoch, x in curves[0].items()}
     assert max(behind, key=behind.get) == 25
     assert f"it is {behind[25]:.1f} points behind at epoch 25, and {behind[60]:.1f} at" in told
-    for system, name in (("DeiT", "deit"), ("ripple", "ripple")):
+    systems = {"DeiT-LA": "deit-la", "DeiT": "deit", "ConViT": "convit", "ripple": "ripple"}
+    for system, name in systems.items():
         ours = mean[f"{name}-tiny"], blind[f"{name}-tiny"]
         theirs = [paper.ACCURACY[f"cifar100-{name}-tiny{x}"][0] for x in ("", "-no-ape")]
         shown = map(rounded, (*ours, ours[0] - ours[1]))
@@ -468,6 +472,12 @@ def test_class_tokens_and_missing_positions_are_those_of_their_files():
     row = f"| ripple {blind_lead:.1f} above DeiT without position embeddings | {lead:.1f} |"
     assert row in text
     words = f"leads by {lead:.1f} points there ({blind_lead:.1f} in the paper)"
+    of_la = blind["ripple-tiny"] - blind["deit-la-tiny"], ripple - mean["deit-la-tiny"]
+    said = "add {} points to the linear attention of DeiT-LA there, and {} where positions"
+    assert said.format(*map(rounded, of_la)) in told
+    theirs = [paper.ACCURACY[f"cifar100-{x}-tiny-no-ape"][0] for x in ("convit", "ripple")]
+    above = rounded(blind["convit-tiny"] - blind["ripple-tiny"]), theirs[0] - theirs[1]
+    assert "{} points above it ({:.1f} in the paper)".format(*above) in told
     short = ripple - mean["deit-tiny"], ripple - token["deit-tiny"]
     longer = {x["recipe"]: x["top1"] for x in read_results("cifar100-100-epochs-nvidia-h200.csv")}
     names = "cifar100-short-ripple-tiny", "cifar100-short-deit-tiny"
