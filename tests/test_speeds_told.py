@@ -167,7 +167,11 @@ def test_what_passed_on_a_gpu_is_in_files():
     whole = max(i for i, name in enumerate(asked) if name.startswith("all of make test-gpu"))
     assert runs[whole]["failed"] == "0"
     assert f"All of its {int(runs[whole]['passed']):,} tests passed there in one run" in text
-    tables, others, random = (int(row["passed"]) for row in runs[whole + 1 :])
+    later = runs[whole + 1 :]
+    assert not any(int(row["failed"]) for row in later[1:])
+    tables, others, random, more = (int(row["passed"]) for row in later[:4])
+    reach = re.search(r"every reach until time was over: (\d+ of )(\d+)$", asked[whole + 4])
+    assert f"in a later run {more}, among them {reach[1]}the {reach[2]} of every reach" in text
     assert f"all {tables} tests of tables" in text and f"{others} of other kernels" in text
     assert f"the first {20 * random} random cases" in text
     errors = {"yes": [], "no": []}
@@ -186,6 +190,22 @@ def test_what_passed_on_a_gpu_is_in_files():
     for row in read_results("odd-widths-nvidia-h200.csv"):
         if row["tiles_of_the_query_gradients"] == "as chosen now":
             assert max(float(x) for name, x in row.items() if name.startswith("error")) < 5e-3
+
+
+def test_the_papers_figure_is_as_timed():
+    rows = {
+        row["system"].removeprefix("ripple, "): row
+        for row in read_results("model-width-96-batch-4.csv")
+        if (row["tokens"], row["pass"]) == ("16384", "training step")
+    }
+    assert all(row["embed_dim"] == "96" and row["batch"] == "4" for row in rows.values())
+    names = "R_max 4", "DeiT, softmax SDPA", "tables in PyTorch operations", "DeiT-LA"
+    tiled, softmax, tables, linear = (f"{float(rows[x]['median_ms']):.1f}" for x in names)
+    text = flowing("docs/performance.md")
+    assert f"takes {tiled} ms with R_max 4, {softmax} with softmax and {tables} with tab" in text
+    assert f"Linear attention by our own kernels takes {linear}." in text
+    fits = rows["all pairs in PyTorch operations"]["status"]
+    assert fits == "does not fit" and "all pairs do not fit" in text
 
 
 def test_the_front_in_one_launch_is_as_timed():

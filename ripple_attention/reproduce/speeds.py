@@ -131,7 +131,7 @@ def model_setting(lines: Iterable[Line], results: Results) -> Setting | None:
     """The rows of whole models nearest to the setting of the paper's figures."""
     lines = list(lines)
     names = {system for line in lines for system in line.systems}
-    rows = [row for row in results.models if row["system"] in names and row["status"] == "ok"]
+    rows = [row for row in results.models if row["system"] in names]
     wanted = {"batch": FIGURE_BATCH, "width": FIGURE_WIDTH}
     return nearest(rows, wanted, lambda group: sum(len(sizes(group, line)) > 1 for line in lines))
 
@@ -155,7 +155,7 @@ def nearest(
 
     def rank(group: list[Row]) -> tuple[int, int, int, float]:
         reach = max(row["tokens"] for row in group)
-        slow = sum(row["median_ms"] for row in group if row["tokens"] == reach)
+        slow = sum(row["median_ms"] or math.inf for row in group if row["tokens"] == reach)
         return -len(departs(group)), covers(group), reach, -slow
 
     groups = {key: group for key, group in groups.items() if covers(group)}
@@ -184,7 +184,7 @@ def sizes(group: list[Row], line: Line) -> set[int]:
     return {
         row["tokens"]
         for row in group
-        if row["system"] in line.systems and _distance_fits(row, line)
+        if row["system"] in line.systems and row["status"] == "ok" and _distance_fits(row, line)
     }
 
 

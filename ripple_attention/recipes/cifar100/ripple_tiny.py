@@ -2,8 +2,8 @@
 
     ripple train cifar100-ripple-tiny
 
-Not yet run to its end: cut off in epoch 274. One H200, bf16, `--optimizer.no-decay-feature-maps`,
-at epoch 270 of 300: 74.5 % top-1, 93.1 % top-5 (seed 0).
+One H200, bf16, `--ema-decay None --optimizer.no-decay-feature-maps`, 300 epochs:
+75.0 % top-1, 92.8 % top-5 (seed 0).
 """
 
 from ripple_attention.recipes.cifar100 import cifar100
