@@ -191,7 +191,7 @@ def test_ripple_of_twelve_layers_in_300_epochs_is_that_of_its_files():
     assert re.search(rf"\| ripple, twelve layers \| \S+ \| {top1} \| {printed} \|", text)
     assert f"at full length, it reaches {top1} %, the paper's {printed}. Of four" in told
     minutes = float(run["minutes_of_last_session"])
-    assert f"the other 213 took {minutes:.0f} minutes" in told
+    assert f"its last session took {minutes:.0f} minutes" in told
     last = max(float(row["epoch"]) for row in read_results(files[2]))
     assert int(last) == 274 and "in epoch 274" in told
     both = f"{earlier[270]:.1f} % at epoch 270, where this one has {ripple[270]:.1f}."

@@ -1,6 +1,7 @@
 """Reproduction: the right results beside the paper's numbers, and a command for every other."""
 
 import csv
+import itertools
 import math
 import re
 import shlex
@@ -18,7 +19,7 @@ from ripple_attention.bench.model import SYSTEMS
 from ripple_attention.divergence import divergence_from_fixed, jensen_shannon, uniform_divergence
 from ripple_attention.files import write_csv
 from ripple_attention.recipes import find_recipe
-from ripple_attention.reproduce import readme
+from ripple_attention.reproduce import charts, readme
 from ripple_attention.reproduce.columns import COLUMNS
 from ripple_attention.reproduce.commands import catalogue, find_names, list_all, reproduce
 from ripple_attention.reproduce.figures import divergence_runs
@@ -363,6 +364,21 @@ def test_everything_is_written_and_not_empty(tmp_path, results):
     page = (output / "figure-speed-partitions.md").read_text()
     assert "logarithmic, dense: not yet run" in page
     assert "73.0 (100 epochs)" in (output / "table2.md").read_text()
+
+
+def test_words_beside_dots_do_not_cover_each_other(monkeypatch, tmp_path, results):
+    changed = "optimizer.decay_feature_maps: True → False"
+    tops = {"deit-la": 40.0, "convit": 55.0, "ripple": 57.0}
+    short = [run(f"cifar100-short-{name}-tiny", top1, 60) for name, top1 in tops.items()]
+    found = results([run("cifar100-ripple-tiny", 75.0, changes=changed), *short])
+    figures = []
+    monkeypatch.setattr(charts, "save_both", lambda figure, path: figures.append(figure))
+    charts.draw_table(BY_NAME["table2"], fill(BY_NAME["table2"], found), tmp_path)
+    figures[0].canvas.draw()
+    words = [text for text in figures[0].axes[0].texts if "epochs" in text.get_text()]
+    assert len(words) == 4
+    for one, other in itertools.combinations(words, 2):
+        assert not one.get_window_extent().overlaps(other.get_window_extent())
 
 
 def test_runs_of_both_starts_come_first_in_the_figure_on_divergence(results):

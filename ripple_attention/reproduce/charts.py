@@ -24,23 +24,24 @@ def draw_table(table: PaperTable, filled: Filled, folder: Path) -> None:
     column, values = COLUMNS[table.drawn], filled[table.drawn]
     height = 1.4 + 0.4 * len(table.rows)
     figure, ax = plt.subplots(figsize=(8.5, height), layout="constrained")
-    said: list[tuple[str, float, int]] = []
+    said: list[tuple[str, float, int, bool]] = []
     for place, (row, value) in enumerate(zip(table.rows, values, strict=True)):
         if table.drawn in row.paper:
             ax.plot(row.paper[table.drawn], place, "o", color=PAPER, mfc="white", ms=8, mew=1.8)
-        for part in value.parts() if isinstance(value, Measured) else []:
+        for below, part in enumerate(value.parts() if isinstance(value, Measured) else []):
             mean, (least, most) = part.mean, (min(part.numbers), max(part.numbers))
             ax.errorbar(
                 mean, place, xerr=[[mean - least], [most - mean]], fmt="s", color=OURS, ms=6,
                 capsize=3,
             )  # fmt: skip
-            said.append((", ".join(part.departs), mean, place))
+            said.append((", ".join(part.departs), mean, place, bool(below)))
     ax.margins(x=0.12)
-    for words, mean, place in said:  # above, as the paper's dot may be anywhere beside it
+    for words, mean, place, below in said:  # not beside it, where the paper's dot may be
         left = mean < sum(ax.get_xlim()) / 2
         ax.annotate(
-            words, (mean, place), (-4 if left else 4, 5), fontsize=7.5, va="bottom",
-            ha="left" if left else "right", textcoords="offset points",
+            words, (mean, place), (-4 if left else 4, -5 if below else 5), fontsize=7.5,
+            va="top" if below else "bottom", ha="left" if left else "right",
+            textcoords="offset points",
         )  # fmt: skip
     ax.plot([], [], "o", color=PAPER, mfc="white", ms=8, mew=1.8, label="paper")
     measured = any(isinstance(value, Measured) for value in values)

@@ -113,13 +113,13 @@ def _curve_table(curves: Curves, setting: Setting, step: str) -> str:
     times = {line: dict(points(setting.rows, line, step, "median_ms")) for line in curves.lines}
     memory = {line: dict(points(setting.rows, line, step, "peak_mb")) for line in curves.lines}
     tokens = sorted({size for found in times.values() for size in found})
+    if not tokens:
+        return ""
     refused = {
         (row["system"], row["tokens"]): row["status"]
         for row in setting.rows
         if row["pass"] == step and row["status"] != "ok"
     }
-    if not tokens:
-        return ""
     rows = [[step, *(f"{size:,} tokens" for size in tokens)], ["---"] + ["---:"] * len(tokens)]
     for line in curves.lines:
         cells = [
