@@ -2,7 +2,7 @@
 
 from ripple_attention.feature_maps import FEATURE_MAPS, FeatureMap, create_feature_map
 from ripple_attention.functional import (
-    choose_implementation,
+    explain,
     linear_attention,
     ripple_attention,
     ripple_softmax_attention,
@@ -33,9 +33,9 @@ __all__ = [
     "SoftmaxAttention",
     "SpatialWeights",
     "chebyshev",
-    "choose_implementation",
     "create_feature_map",
     "dense",
+    "explain",
     "fixed_weights",
     "halt",
     "halt_group",

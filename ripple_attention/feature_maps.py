@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ripple_attention.fusion import FeatureSpec, are_plain, runs_own_code, stands_for
 from ripple_attention.ops.common import accumulation_dtype, without_autocast
 
 Scaling = Literal["none", "scaled", "unit", "unit-scaled"]
@@ -68,6 +69,10 @@ class FeatureMap(nn.Module):
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         raise NotImplementedError
 
+    def fused_spec(self) -> FeatureSpec | None:
+        """What a kernel may compute in place of this module; None where none may."""
+        return None
+
     def extra_repr(self) -> str:
         return f"{self.head_dim} → {self.num_features}, scaling={self.scaling!r}"
 
@@ -105,6 +110,7 @@ def _sines(x: Tensor, matrix: Tensor) -> Tensor:
         return torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
 
 
+@stands_for
 class Learned(FeatureMap):
     """The paper's map: φ(x) = ReLU(W₂ [sin(W₁x); cos(W₁x)] + b₂), shared by the heads.
 
@@ -122,9 +128,13 @@ class Learned(FeatureMap):
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(self.fc(_sines(x, self.w1)))
 
-    def parameters_in_order(self) -> tuple[Tensor, Tensor, Tensor]:
-        """W₁, W₂ and b₂."""
-        return self.w1, self.fc.weight, self.fc.bias
+    def fused_spec(self) -> FeatureSpec | None:
+        if not (runs_own_code(self, Learned) and runs_own_code(self.fc, nn.Linear)):
+            return None
+        w1, w2, b2 = self.w1, self.fc.weight, self.fc.bias
+        if not are_plain(w1, w2, b2) or w2.shape != (self.num_features, 2 * self.head_dim):
+            return None
+        return FeatureSpec("relu", self.scaling, self.num_features, w1, w2, b2)
 
 
 class LearnedRandomW1(RandomFeatureMap):
@@ -142,6 +152,7 @@ class LearnedRandomW1(RandomFeatureMap):
         return F.relu(self.fc(_sines(x, draw)))
 
 
+@stands_for
 class T2R(FeatureMap):
     """φ(x) = ReLU(Wx + b) with a matrix for each head (Kasai et al., 2021)."""
 
@@ -163,6 +174,53 @@ class T2R(FeatureMap):
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(torch.einsum("...nd,nmd->...nm", x, self.weight) + self.bias)
+
+    def fused_spec(self) -> FeatureSpec | None:
+        weight, bias = self.weight, self.bias
+        if not (runs_own_code(self, T2R) and are_plain(weight, bias)):
+            return None
+        return FeatureSpec("relu", self.scaling, self.num_features, None, weight, bias)
+
+
+@stands_for
+class Hedgehog(FeatureMap):
+    """φ(x) = softmax([Wx; −Wx]) with a matrix W for each head (Zhang et al., 2024).
+
+    W starts as D^(−1/4) times the identity, or, for fewer features than 2D, times rows at right
+    angles to each other: φ(q)·φ(k) then is large where q·k is.
+    """
+
+    def __init__(
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        num_heads: int = 1,
+        scaling: Scaling = "none",
+    ):
+        num_features = 2 * head_dim if num_features is None else num_features
+        if num_features % 2 or num_features > 2 * head_dim:
+            raise ValueError(
+                "hedgehog pairs each feature with its negative: num_features must be even and at "
+                f"most 2·head_dim; got {num_features=}, {head_dim=}"
+            )
+        super().__init__(head_dim, num_features, scaling)
+        self.weight = nn.Parameter(torch.empty(num_heads, num_features // 2, head_dim))
+        with torch.no_grad():
+            for matrix in self.weight:
+                start = nn.init.eye_ if num_features == 2 * head_dim else nn.init.orthogonal_
+                start(matrix).mul_(head_dim**-0.25)
+
+    def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
+        z = torch.einsum("...nd,nmd->...nm", x, self.weight)
+        dtype = accumulation_dtype(z)
+        return torch.cat([z, -z], -1).to(dtype).softmax(-1).to(x.dtype)
+
+    def fused_spec(self) -> FeatureSpec | None:
+        if not (runs_own_code(self, Hedgehog) and are_plain(self.weight)):
+            return None
+        both = torch.cat([self.weight, -self.weight], 1)
+        return FeatureSpec("softmax", self.scaling, self.num_features, None, both)
 
 
 class RFA(RandomFeatureMap):
@@ -259,18 +317,28 @@ class Elementwise(FeatureMap):
         super().__init__(head_dim, head_dim, scaling)
 
 
+@stands_for
 class Elu(Elementwise):
     """φ(x) = elu(x) + 1 (Katharopoulos et al., 2020)."""
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.elu(x) + 1
 
+    def fused_spec(self) -> FeatureSpec | None:
+        own = runs_own_code(self, Elu)
+        return FeatureSpec("elu", self.scaling, self.num_features) if own else None
 
+
+@stands_for
 class Relu(Elementwise):
     """φ(x) = ReLU(x)."""
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(x)
+
+    def fused_spec(self) -> FeatureSpec | None:
+        own = runs_own_code(self, Relu)
+        return FeatureSpec("relu", self.scaling, self.num_features) if own else None
 
 
 FEATURE_MAPS: dict[str, type[Any]] = {
@@ -278,6 +346,7 @@ FEATURE_MAPS: dict[str, type[Any]] = {
     "learned-random-w1": LearnedRandomW1,
     "learned-no-fc": T2R,  # the paper equates its own map without W₂ with T2R
     "t2r": T2R,
+    "hedgehog": Hedgehog,
     "rfa": RFA,
     "performer": Performer,
     "dpfp": DPFP,
@@ -308,6 +377,6 @@ def create_feature_map(
         unknown = ", ".join(sorted(options.keys() - {"scaling"}))
         raise ValueError(f"the only option of a feature map is scaling; got {unknown}")
     kind = FEATURE_MAPS[name]
-    if kind is T2R:
+    if kind in (T2R, Hedgehog):
         options["num_heads"] = num_heads
     return kind(head_dim, num_features, **options)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch._C._functorch import (
     get_unwrapped,
@@ -14,59 +13,46 @@ from torch._C._functorch import (
 )
 from torch.autograd import forward_ad
 
+from ripple_attention import dispatch
+from ripple_attention.dispatch import Problem
 from ripple_attention.ops.common import (
     accumulation_dtype,
     autocast_dtype,
+    drop_empty_groups,
     safe_divide,
     without_autocast,
+    without_padding,
 )
-from ripple_attention.ops.library import register
+from ripple_attention.ops.export import ripple_export
+from ripple_attention.ops.library import lazy_import, register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
-from ripple_attention.ops.table import table_backward, table_export, table_forward
-from ripple_attention.ops.tiled import halo_size, tiled_backward, tiled_export, tiled_forward
-from ripple_attention.ops.triton_support import (
-    auto_takes_kernels,
-    far_sums_like,
-    late,
-    triton_refusal,
-)
+from ripple_attention.ops.table import table_backward, table_forward
+from ripple_attention.ops.tiled import tiled_backward, tiled_forward
+from ripple_attention.ops.tiling import far_sums_like
 from ripple_attention.partition import Partition
 
-IMPLEMENTATIONS: dict[str, Callable[..., Tensor]] = {
+OPERATORS: dict[str, Callable[..., Tensor]] = {
     "naive": ripple_naive,
     "table": register("table", table_forward, table_backward),
     "tiled": register("tiled", tiled_forward, tiled_backward),
     "tiled_triton": register(
         "tiled_triton",
-        late("tiled_triton", "tiled_triton_forward"),
-        late("tiled_triton", "tiled_triton_backward"),
-        late("tiled_triton", "tiled_triton_inference"),
-        further=far_sums_like,
+        lazy_import("window", "tiled_triton_forward"),
+        lazy_import("window", "tiled_triton_backward"),
+        lazy_import("window", "tiled_triton_inference"),
+        extra_output=far_sums_like,
     ),
-    **{
-        name: register(name, late(name, f"{name}_forward"), late(name, f"{name}_backward"))
-        for name in ("table_triton", "naive_triton")
-    },
+    "table_triton": register(
+        "table_triton",
+        lazy_import("boxes", "table_triton_forward"),
+        lazy_import("boxes", "table_triton_backward"),
+    ),
+    "naive_triton": register(
+        "naive_triton",
+        lazy_import("pairs", "naive_triton_forward"),
+        lazy_import("pairs", "naive_triton_backward"),
+    ),
 }
-
-# What `torch.export` traces: plain operations, so that the graph runs without this package.
-EXPORTS = {
-    "naive": ripple_naive,
-    "table": table_export,
-    "tiled": tiled_export,
-    "tiled_triton": tiled_export,
-    "table_triton": table_export,
-    "naive_triton": ripple_naive,
-}
-
-# A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
-# ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
-TABLE_PENALTY = 14
-
-# Up to so many tokens all pairs as kernels beat, in half precision, all that serves wide groups but
-# tiles as kernels (`ripple bench op`, 16,384 tokens, both passes, one H200), in little memory.
-PAIRS_TOKENS = 16384
-
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
@@ -100,7 +86,7 @@ def ripple_attention(
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
             far sum), "naive_triton", "table_triton" and "tiled_triton" (the same as Triton kernels:
             NVIDIA GPUs, not float64, for tiles a reach of at most 16), or "auto" for what
-            `choose_implementation` expects to be fastest.
+            `dispatch.choose` expects to be fastest; `explain` prints it.
         eps: Added to the denominator, at least 0.
 
     Returns:
@@ -117,38 +103,61 @@ def ripple_attention(
     check_eps(eps)
     q, k, v = _in_autocast_type(q, k, v)
     _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
-    if v.numel() == 0:
+    if not is_exporting() and v.numel() == 0:
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if key_padding_mask is not None:
         k, v = without_padding(k, v, key_padding_mask)
-    if implementation == "auto" and is_transformed(q, k, v, spatial_weights):
-        implementation = "naive"
-    if implementation == "auto":
-        _, H, W, _, M = q.shape
-        implementation = choose_implementation(
-            (H, W), M, v.shape[-1], partition, device=v.device, dtype=v.dtype
-        )
-    if implementation != "naive" and is_transformed(q, k, v, spatial_weights):
-        raise ValueError(
-            "forward-mode derivatives and those of torch.func need implementation='naive', or "
-            f"'auto', which then takes it; got {implementation=}"
-        )
-    if not implementation.startswith("naive"):
+    if is_exporting():
+        with without_autocast(v):
+            return ripple_export(q, k, v, spatial_weights, list(partition.radii), eps)
+    problem = problem_of(q, k, v, spatial_weights, partition)
+    name = dispatch.choose(problem, implementation)
+    if name != "naive":
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
-    operators = EXPORTS if is_exporting() else IMPLEMENTATIONS
-    if operators is IMPLEMENTATIONS and implementation.endswith("_triton"):
-        width = max(q.shape[-1], v.shape[-1])
-        refusal = triton_refusal(implementation, v.device, v.dtype, width, partition.radii)
-        if refusal:
-            raise ValueError(refusal)
-    operator = operators[implementation]
     with without_autocast(v):
-        return operator(q, k, v, spatial_weights, list(partition.radii), eps)
+        return OPERATORS[name](q, k, v, spatial_weights, list(partition.radii), eps)
+
+
+def problem_of(
+    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, partition: Partition
+) -> Problem:
+    """What the choice of a back end depends on, for the operator."""
+    _, H, W, _, E = v.shape
+    return Problem(
+        (H, W),
+        q.shape[-1],
+        E,
+        partition.radii,
+        v.dtype,
+        v.device.type,
+        dispatch.kernels_can_run(v.device.type, v.device.index),
+        transformed=is_transformed(q, k, v, spatial_weights),
+    )
+
+
+def explain(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    *,
+    partition: Partition,
+    implementation: str = "auto",
+) -> str:
+    """Prints what `ripple_attention` would run for these inputs, and why nothing else.
+
+    Returns:
+        The name of the back end that runs.
+    """
+    check_implementation(implementation)
+    q, k, v = _in_autocast_type(q, k, v)
+    _check_inputs(q, k, v, spatial_weights, partition, None)
+    return dispatch.explain(problem_of(q, k, v, spatial_weights, partition), implementation)
 
 
 def check_implementation(implementation: str) -> str:
     """The name itself, if it is one."""
-    known = ("auto", *IMPLEMENTATIONS)
+    known = ("auto", *dispatch.IMPLEMENTATIONS)
     if implementation not in known:
         names = ", ".join(map(repr, known))
         raise ValueError(f"implementation must be one of {names}; got {implementation=}")
@@ -163,43 +172,6 @@ def check_eps(eps: float) -> float:
             f"got {eps=}. 0 adds nothing."
         )
     return eps
-
-
-def choose_implementation(
-    grid_size: tuple[int, int],
-    num_features: int,
-    value_dim: int,
-    partition: Partition,
-    *,
-    device: torch.device | str = "cpu",
-    dtype: torch.dtype = torch.float32,
-) -> str:
-    """What `implementation="auto"` runs: "tiled_triton" on a GPU where it can, else the cheaper.
-
-    That is on a GPU, in half precision and for `PAIRS_TOKENS` at the most, "naive_triton"; else
-    "tiled" or "table" (on a GPU "table_triton", where it can run), by multiply-adds. For
-    each query and head, tiled spends M + E on every key of its tile's halo and M·E on the far part;
-    the table reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those. So tiles
-    serve nearly always, and the table few, wide groups on large grids.
-
-    >>> from ripple_attention import chebyshev, logarithmic
-    >>> choose_implementation((14, 14), 32, 32, chebyshev(4))
-    'tiled'
-    >>> choose_implementation((256, 256), 32, 32, logarithmic(128))
-    'table'
-    """
-    kernels = torch.device(device), dtype, max(num_features, value_dim), partition.radii
-    if auto_takes_kernels("tiled_triton", *kernels):
-        return "tiled_triton"
-    few = dtype.itemsize == 2 and math.prod(grid_size) <= PAIRS_TOKENS
-    if few and auto_takes_kernels("naive_triton", *kernels):
-        return "naive_triton"
-    keys = halo_size(*grid_size, partition.reach)
-    tiled = keys * (num_features + value_dim) + num_features * value_dim
-    table = 4 * len(partition.radii) * num_features * value_dim * TABLE_PENALTY
-    if tiled <= table:
-        return "tiled"
-    return "table_triton" if auto_takes_kernels("table_triton", *kernels) else "table"
 
 
 def linear_attention(
@@ -267,44 +239,6 @@ def ripple_softmax_attention(
     radii = list(partition.radii)
     with without_autocast(v):
         return ripple_softmax(q, k, v, spatial_weights, radii, key_padding_mask, scale)
-
-
-def without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Padding is φ(k) = 0; v too, so that whatever stands there (NaN even) stays there."""
-    padded = mask[..., None, None]
-    return k.masked_fill(padded, 0), v.masked_fill(padded, 0)
-
-
-def drop_empty_groups(
-    spatial_weights: Tensor, partition: Partition, key_padding_mask: Tensor | None
-) -> Tensor:
-    """Sets the weight of a group to 0 for queries that have no key in it.
-
-    It changes nothing in exact arithmetic. In floating point it spares small or padded grids the
-    difference of two equal sums, which is nothing but rounding.
-    """
-    _, H, W, _, _ = spatial_weights.shape
-    if key_padding_mask is None:
-        if partition.reach < max(H // 2, W // 2):
-            return spatial_weights  # even from the middle, some token is in each group
-        keys = torch.ones(1, H, W, dtype=torch.int64, device=spatial_weights.device)
-    else:
-        keys = (~key_padding_mask).long()
-    table = F.pad(keys.cumsum(1).cumsum(2), (1, 0, 1, 0))  # ([B,] H+1, W+1)
-    radii = partition.box_radii(keys.device)
-    (top, bottom), (left, right) = (_box_edges(size, radii) for size in (H, W))
-    top, bottom = top[:, None], bottom[:, None]  # (H, 1, G−1)
-    boxes = table[:, bottom, right] - table[:, top, right]
-    boxes = boxes - table[:, bottom, left] + table[:, top, left]  # ([B,] H, W, G−1)
-    everything = table[:, -1:, -1:, None].expand(-1, H, W, -1)
-    counts = torch.cat([boxes, everything], -1).diff(dim=-1, prepend=torch.zeros_like(everything))
-    return spatial_weights.masked_fill((counts == 0).unsqueeze(3), 0)
-
-
-def _box_edges(size: int, radii: Tensor) -> tuple[Tensor, Tensor]:
-    """The first cell and the one behind the last of each cell's boxes on an axis: (size, G−1)."""
-    centre = torch.arange(size, device=radii.device)[:, None]
-    return (centre - radii).clamp(min=0), (centre + radii + 1).clamp(max=size)
 
 
 def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:

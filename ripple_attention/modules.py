@@ -2,13 +2,16 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ripple_attention.feature_maps import FeatureMap, Learned, create_feature_map
+from ripple_attention import dispatch
+from ripple_attention.dispatch import Problem
+from ripple_attention.feature_maps import FeatureMap, create_feature_map
 from ripple_attention.functional import (
     check_eps,
     check_implementation,
@@ -18,15 +21,15 @@ from ripple_attention.functional import (
     is_transformed,
     linear_attention,
     ripple_attention,
-    without_padding,
 )
-from ripple_attention.ops.common import autocast_dtype
+from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe
+from ripple_attention.ops.common import autocast_dtype, drop_empty_groups, without_padding
 from ripple_attention.ops.fused import (
-    MAX_WIDTH,
+    fused_features,
     fused_linear_attention,
     fused_ripple_attention,
+    fused_weights,
 )
-from ripple_attention.ops.triton_support import auto_takes_kernels, triton_refusal
 from ripple_attention.partition import Partition, chebyshev, logarithmic
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
@@ -91,34 +94,28 @@ class GridAttention(nn.Module):
                 key_padding_mask = key_padding_mask.unflatten(1, grid_size)
             x = x.unflatten(1, grid_size)
             value = None if value is None else value.unflatten(1, grid_size)
-        out = self._attend_fused(x, value, key_padding_mask)
-        if out is None:
-            q, k, v = self._project(x, value)
-            check_mask(key_padding_mask, v)
-            if key_padding_mask is not None:  # whatever stands in the padding stays there
-                k, v = without_padding(k, v, key_padding_mask)
-            out = self.attend(q, k, v, key_padding_mask)  # (B, H, W, N, E)
+        out = self._between_projections(x, value, key_padding_mask)  # (B, H, W, N, E)
         return self.proj_drop(self.proj(out.flatten(3))).view(shape)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Queries, keys and values (B, H, W, N, D) → (B, H, W, N, D)."""
         raise NotImplementedError
 
-    def _attend_fused(
+    def _between_projections(
         self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
-    ) -> Tensor | None:
-        """The same from x and value, where a layer has kernels that can run; else None."""
-        return None
+    ) -> Tensor:
+        q, k, v = self._project(x, value)
+        check_mask(key_padding_mask, v)
+        if key_padding_mask is not None:  # whatever stands in the padding stays there
+            k, v = without_padding(k, v, key_padding_mask)
+        return self.attend(q, k, v, key_padding_mask)
 
     def _project(self, x: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
-        heads = (self.num_heads, self.head_dim)
-        if value is None:
-            return self.qkv(x).unflatten(-1, (3, *heads)).unbind(3)
-        split = 2 * self.num_heads * self.head_dim
-        weight, bias = self.qkv.weight, self.qkv.bias
-        bias_qk, bias_v = (None, None) if bias is None else (bias[:split], bias[split:])
-        q, k = F.linear(x, weight[:split], bias_qk).unflatten(-1, (2, *heads)).unbind(3)
-        return q, k, F.linear(value, weight[split:], bias_v).unflatten(-1, heads)
+        heads = (3, self.num_heads, self.head_dim)
+        q, k, v = self.qkv(x).unflatten(-1, heads).unbind(3)
+        if value is not None:  # the module again: whatever a user made of it holds for values, too
+            v = self.qkv(value).unflatten(-1, heads)[:, :, :, 2]
+        return q, k, v
 
     def _check(self, x: Tensor, value: Tensor | None, grid_size: tuple[int, int] | None) -> None:
         dim = self.num_heads * self.head_dim
@@ -182,11 +179,12 @@ class LinearAttention(GridAttention):
         dim, num_heads, qkv_bias, proj_drop: As in `GridAttention`.
 
     Attributes:
-        fuse: Whether kernels that fuse all between the projections are used where they can run:
-            on NVIDIA GPUs, with the `learned` map. They compute the same.
+        fuse: Whether kernels may stand in for the feature map and the spatial weights, where they
+            can run and compute the same.
     """
 
     fuse = True
+    implementation = "auto"
 
     def __init__(
         self,
@@ -223,52 +221,75 @@ class LinearAttention(GridAttention):
         phi_q, phi_k = self.feature_map(q, k)
         return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask, eps=self.eps)
 
-    def _attend_fused(
-        self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
-    ) -> Tensor | None:
-        if type(self).attend is not LinearAttention.attend:
-            return None
-        features, qkv = self.feature_map, self._packed(x, value, key_padding_mask)
-        if qkv is None or not isinstance(features, Learned):
-            return None
-        parameters = features.parameters_in_order()
-        return fused_linear_attention(qkv, key_padding_mask, parameters, features.scaling, self.eps)
+    def explain(self, x: Tensor) -> str:
+        """Prints what would run for x (B, H, W, C), and why nothing else; returns its name."""
+        fuses = self._uses_kernels(x) and self._attends_as_written()
+        specs = (self.feature_map.fused_spec(), self._weight_spec()) if fuses else (None, None)
+        return dispatch.explain(self._problem(x, *specs), self.implementation)
 
-    def _packed(
-        self,
-        x: Tensor,
-        value: Tensor | None,
-        key_padding_mask: Tensor | None,
-        radii: tuple[int, ...] = (0,),
-        implementation: str = "auto",
-    ) -> Tensor | None:
-        """qkv (B, H, W, 3, N, D), padding left out; or None where fused kernels cannot run."""
-        features = self.feature_map
-        if (
-            not self.fuse
-            or type(features) is not Learned
-            or features._forward_hooks
-            or implementation not in ("auto", "tiled_triton")
-            or is_exporting()
-            or max(self.head_dim, features.num_features) > MAX_WIDTH
-            or x.numel() == 0
-            or in_function_transform()
-            or is_transformed(*(t for t in (x, value) if t is not None))
-        ):
-            return None
-        dtype = autocast_dtype(x) or x.dtype
-        kernels = "tiled_triton", x.device, dtype, self.head_dim, radii
-        if triton_refusal(*kernels) or (
-            implementation == "auto" and not auto_takes_kernels(*kernels)
-        ):
-            return None
+    def _between_projections(
+        self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
+    ) -> Tensor:
+        if not (self._uses_kernels(x) and self._attends_as_written()):
+            return super()._between_projections(x, value, key_padding_mask)
+        features, weights = self.feature_map.fused_spec(), self._weight_spec()
+        problem = self._problem(x, features, weights)
+        if features is None or dispatch.choose(problem, self.implementation) != "fused":
+            return super()._between_projections(x, value, key_padding_mask)
         if value is None and key_padding_mask is None:
-            return self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
-        q, k, v = self._project(x, value)
-        if key_padding_mask is not None:
+            qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+        else:
+            q, k, v = self._project(x, value)
             check_mask(key_padding_mask, v)
-            k, v = without_padding(k, v, key_padding_mask)
-        return torch.stack([q, k, v], 3)
+            if key_padding_mask is not None:
+                k, v = without_padding(k, v, key_padding_mask)
+            qkv = torch.stack([q, k, v], 3)
+        if qkv.dtype != problem.dtype:  # from a projection of a user's own
+            q, k, v = qkv.unbind(3)
+            return self.attend(q, k, v, key_padding_mask)
+        observe(self.feature_map, qkv[:, :, :, 0], qkv[:, :, :, 1])
+        return self._attend_fused(qkv, key_padding_mask, features, weights)
+
+    def _attend_fused(
+        self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
+    ) -> Tensor:
+        """What `attend` computes, all of it by kernels, from qkv (B, H, W, 3, N, D)."""
+        return fused_linear_attention(qkv, mask, features, self.eps)
+
+    def _weight_spec(self) -> WeightSpec | None:
+        return None
+
+    def _uses_kernels(self, x: Tensor) -> bool:
+        """Whether kernels may stand in for parts of the layer, if they can run."""
+        asked = self.implementation.endswith("_triton")
+        if self.implementation == "auto":
+            asked = x.device.type == "cuda"
+        able = asked and self.fuse and x.numel() > 0
+        return able and not is_exporting() and not in_function_transform()
+
+    def _attends_as_written(self) -> bool:
+        """Whether `_attend_fused` computes what `attend` does: neither was changed alone."""
+        return "attend" not in vars(self) and _defines_both(type(self))  # type: ignore[arg-type]
+
+    def _problem(
+        self, x: Tensor, features: FeatureSpec | None, weights: WeightSpec | None
+    ) -> Problem:
+        kind = ""
+        if features is not None:
+            kind = features.activation if features.w1 is None else "sines"
+        return Problem(
+            (x.shape[1], x.shape[2]),
+            self.feature_map.num_features,
+            self.head_dim,
+            self.partition.radii if isinstance(self, RippleAttention) else None,
+            autocast_dtype(x) or x.dtype,
+            x.device.type,
+            dispatch.kernels_can_run(x.device.type, x.device.index),
+            kind,
+            "" if weights is None else "sticks" if weights.sticks else "softmax",
+            self.head_dim,
+            is_transformed(x),
+        )
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}"
@@ -340,12 +361,22 @@ class RippleAttention(LinearAttention):
         self.implementation = check_implementation(implementation)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        phi_q, phi_k = self.feature_map(q, k)
+        features = weights = None
+        if self._uses_kernels(v):
+            features, weights = self.feature_map.fused_spec(), self._weight_spec()
+            problem = self._problem(v, features, weights)
+            features = None if dispatch.features_fuse(problem) else features
+            weights = None if dispatch.weights_fuse(problem) else weights
+        if features is None:
+            phi_q, phi_k = self.feature_map(q, k)
+        else:
+            observe(self.feature_map, q, k)
+            phi_q, phi_k = fused_features(q, k, features)
         return ripple_attention(
             phi_q,
             phi_k,
             v,
-            self.spatial_weights(v),
+            self._weights_of(v, weights),
             partition=self.partition,
             key_padding_mask=key_padding_mask,
             implementation=self.implementation,
@@ -353,24 +384,26 @@ class RippleAttention(LinearAttention):
         )
 
     def _attend_fused(
-        self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
-    ) -> Tensor | None:
-        weights, features = self.spatial_weights, self.feature_map
-        if weights.kind != "stick-breaking" or weights.tail != "share" or weights._forward_hooks:
-            return None
-        qkv = self._packed(x, value, key_padding_mask, self.partition.radii, self.implementation)
-        if qkv is None or not isinstance(features, Learned):
-            return None
-        return fused_ripple_attention(
-            qkv,
-            key_padding_mask,
-            (*features.parameters_in_order(), *weights.parameters_in_order()),
-            self.partition.radii,
-            features.scaling,
-            weights.balanced,
-            weights.halt_threshold,
-            self.eps,
-        )
+        self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
+    ) -> Tensor:
+        made: Tensor | WeightSpec
+        if weights is None:
+            made = drop_empty_groups(self.spatial_weights(qkv[:, :, :, 2]), self.partition, mask)
+        else:
+            observe(self.spatial_weights, qkv[:, :, :, 2])
+            made = weights
+        return fused_ripple_attention(qkv, mask, features, made, self.partition.radii, self.eps)
+
+    def _weights_of(self, v: Tensor, spec: WeightSpec | None) -> Tensor:
+        """α (B, H, W, N, G), by a kernel where there is a spec."""
+        if spec is None:
+            return self.spatial_weights(v)
+        observe(self.spatial_weights, v)
+        return fused_weights(v, spec, self.partition.num_groups)
+
+    def _weight_spec(self) -> WeightSpec | None:
+        spec = getattr(self.spatial_weights, "fused_spec", None)
+        return None if spec is None else spec()
 
     def extra_repr(self) -> str:
         radii, name = self.partition.radii, self.implementation
@@ -402,15 +435,25 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     for name, module in model.named_modules():
         if isinstance(module, SpatialWeights):
 
-            def keep(_: nn.Module, __: Any, weights: Tensor, name: str = name) -> None:
+            def keep(weights: Tensor, name: str = name) -> None:
                 recorded[name] = weights.detach()
 
-            handles.append(module.register_forward_hook(keep))
+            handles.append(module.register_forward_hook(Observer(keep)))
     try:
         yield recorded
     finally:
         for handle in handles:
             handle.remove()
+
+
+@cache
+def _defines_both(kind: type) -> bool:
+    """Whether one class defines both `attend` and `_attend_fused`, as they are found in a layer."""
+
+    def definer(name: str) -> type:
+        return next(parent for parent in kind.__mro__ if name in vars(parent))
+
+    return definer("attend") is definer("_attend_fused")
 
 
 def _check_made(

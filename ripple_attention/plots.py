@@ -16,7 +16,7 @@ from ripple_attention.spatial_weights import stick_breaking
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.colors import LogNorm
-from matplotlib.ticker import PercentFormatter
+from matplotlib.ticker import LogLocator, PercentFormatter
 
 COLORS = "viridis"
 
@@ -129,12 +129,18 @@ def draw_learned_ripples(
 
 
 def draw_benchmark(results: Path, path: Path) -> None:
-    """Time and peak memory against tokens, from a CSV of `ripple bench op` or `ripple bench model`.
+    """Time and peak memory against tokens, from a CSV of `ripple bench op`, `layer` or `model`.
 
-    Batches of models grow smaller as images grow, so of models it is the time of an image.
+    Batches of models grow smaller as images grow, so of models it is the time of an image. Layers
+    are drawn by `draw_layers`.
     """
     check_suffix(path)
     rows = [row for row in read_csv(results) if row["status"] == "ok"]
+    if not rows:
+        raise ValueError(f"{results} has nothing to draw: no system was timed")
+    if "dim" in rows[0]:
+        draw_layers(rows, path)
+        return
     models, first = "images_per_second" in rows[0], rows[0]
     figure, axes = plt.subplots(1, 3, figsize=(13, 4.8), layout="constrained")
     sizes = sorted({row["tokens"] for row in rows})
@@ -168,6 +174,50 @@ def draw_benchmark(results: Path, path: Path) -> None:
         what += f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}, "
         what += f"R_max {first['max_distance']}"
     figure.suptitle(what)
+    save(figure, path)
+
+
+def draw_layers(rows: list[dict[str, Any]], path: Path) -> None:
+    """Times of layers, a panel for each shape and a line for each system, beside softmax's."""
+    from ripple_attention.bench.layer import digits, shape_of  # imports PyTorch's compiler
+
+    shapes = list(dict.fromkeys(map(shape_of, rows)))
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    columns = min(3, len(shapes))
+    lines = -(-len(shapes) // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(2.4 + 3.6 * columns, 0.9 + lines * (1 + 0.26 * len(systems))),
+        layout="constrained", squeeze=False, sharey=True,
+    )  # fmt: skip
+    looks = {"forward": ("white", "--"), "forward+backward": ("tab:blue", "-")}
+    for ax, shape in zip(axes.flat, shapes, strict=False):
+        times = {
+            (row["system"], row["pass"]): row["median_ms"] for row in rows if shape_of(row) == shape
+        }
+        for step, (color, style) in looks.items():
+            found = [(times[s, step], y) for y, s in enumerate(systems) if (s, step) in times]
+            name = step.replace("+", " and ")
+            marks = {"mfc": color, "color": "tab:blue", "ms": 6, "zorder": 3}
+            ax.plot([x for x, _ in found], [y for _, y in found], "o", label=name, **marks)
+            if ("softmax", step) in times:
+                base = times["softmax", step]
+                ax.axvline(base, color="tab:orange", ls=style, lw=1.2, label=f"softmax, {name}")
+        for y, system in enumerate(systems):
+            own = [times.get((system, step)) for step in looks]
+            ax.text(1.02, y, " / ".join(map(digits, own)), va="center", fontsize=8,
+                    transform=ax.get_yaxis_transform())  # fmt: skip
+        ax.set(xscale="log", title=shape.replace("\n", ", "), ylim=(len(systems) - 0.5, -0.5))
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter("{x:g}")
+        ax.minorticks_off()
+        ax.set_yticks(range(len(systems)), systems)
+        ax.grid(alpha=0.3)
+    for ax in axes.flat[len(shapes) :]:
+        ax.set_axis_off()
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    figure.suptitle(
+        f"{rows[0]['hardware']}, {rows[0]['dtype']}: layers of tokens × batch, channels/heads; ms"
+    )
     save(figure, path)
 
 

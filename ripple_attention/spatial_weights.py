@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ripple_attention.fusion import WeightSpec, are_plain, runs_own_code, stands_for
+
 WeightKind = Literal["stick-breaking", "fixed", "softmax", "truncated"]
 Tail = Literal["share", "printed"]
 
@@ -97,6 +99,7 @@ def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
     return torch.where(merged, left / count.clamp(min=1), weights)
 
 
+@stands_for
 class SpatialWeights(nn.Module):
     """Spatial weights from values: o_g = ⟨P v + p, e_{n,g}⟩, broken as a stick and halted.
 
@@ -161,9 +164,27 @@ class SpatialWeights(nn.Module):
             weights = F.pad(weights[..., :-1], (0, 1))
         return weights
 
-    def parameters_in_order(self) -> tuple[Tensor, Tensor, Tensor]:
-        """P, p and e, of the kinds that have them."""
-        return self.proj.weight, self.proj.bias, self.embedding
+    def fused_spec(self) -> WeightSpec | None:
+        """What a kernel may compute in place of this module; None where none may."""
+        if self.kind == "fixed" or (self.kind != "softmax" and self.tail != "share"):
+            return None
+        if not (runs_own_code(self, SpatialWeights) and runs_own_code(self.proj, nn.Linear)):
+            return None
+        weight, bias, embedding = self.proj.weight, self.proj.bias, self.embedding
+        if not are_plain(weight, bias, embedding) or bias is None:
+            return None
+        if weight.shape != (embedding.shape[-1],) * 2:
+            return None
+        sticks, truncated = self.kind != "softmax", self.kind == "truncated"
+        return WeightSpec(
+            weight,
+            bias,
+            embedding,
+            sticks,
+            sticks and self.balanced,
+            truncated,
+            self.halt_threshold,
+        )
 
     def extra_repr(self) -> str:
         return f"{self.num_groups} groups, kind={self.kind!r}, halt_threshold={self.halt_threshold}"

@@ -45,13 +45,13 @@ def interpreted(test):
     @wraps(test)
     def in_worker(**arguments):
         if os.environ.get("TRITON_INTERPRET") == "1":
-            from ripple_attention.ops import triton_support
+            from ripple_attention.ops import tiling
 
-            before = triton_support.WHOLE_TOKENS  # which tests change
+            before = tiling.SINGLE_WINDOW_TOKENS  # which tests change
             try:
                 test(**arguments)
             finally:
-                triton_support.WHOLE_TOKENS = before
+                tiling.SINGLE_WINDOW_TOKENS = before
         else:
             worker().submit(in_worker, **arguments).result()
 
@@ -181,6 +181,6 @@ def assert_within_twice(name, partition, inputs, mask=None, eps=0.0):
 
 def use_tiles(largest_whole=0):
     """Small grids are one window otherwise."""
-    from ripple_attention.ops import triton_support
+    from ripple_attention.ops import tiling
 
-    triton_support.WHOLE_TOKENS = largest_whole
+    tiling.SINGLE_WINDOW_TOKENS = largest_whole

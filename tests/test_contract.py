@@ -12,12 +12,14 @@ from ripple_attention import (
     Partition,
     RippleAttention,
     chebyshev,
-    choose_implementation,
+    dispatch,
+    explain,
     linear_attention,
     logarithmic,
     ripple_attention,
     ripple_softmax_attention,
 )
+from ripple_attention.dispatch import Problem
 
 PARTITION = chebyshev(3)
 ALL = ["naive", "table", "tiled"]
@@ -97,18 +99,26 @@ def test_the_other_operators_check_too(good):
         ripple_softmax_attention(q, k, v, weights[..., 1:], partition=PARTITION)
 
 
+def chosen(side, partition):
+    """What "auto" takes on a CPU, for a square grid and heads of 32."""
+    return dispatch.choose(
+        Problem((side, side), 32, 32, partition.radii, torch.float32, "cpu", "no GPU")
+    )
+
+
 def test_auto_takes_tiles_for_small_reach_and_tables_for_few_wide_groups():
     for side in (7, 14, 64, 256):
-        assert choose_implementation((side, side), 32, 32, chebyshev(4)) == "tiled"
-    assert choose_implementation((14, 14), 32, 32, logarithmic(14)) == "tiled"
-    assert choose_implementation((256, 256), 32, 32, logarithmic(128)) == "table"
+        assert chosen(side, chebyshev(4)) == "tiled"
+    assert chosen(14, logarithmic(14)) == "tiled"
+    assert chosen(256, logarithmic(128)) == "table"
 
 
-def test_auto_runs_what_it_chose(good):
+def test_auto_runs_what_explain_says(good, capsys):
     q, k, v, weights, _ = good.values()
-    chosen = choose_implementation((4, 5), q.shape[-1], v.shape[-1], PARTITION)
+    told = explain(q, k, v, weights, partition=PARTITION)
+    assert f"{told:13} runs: " in capsys.readouterr().out
     run = lambda name: ripple_attention(q, k, v, weights, partition=PARTITION, implementation=name)
-    assert torch.equal(run("auto"), run(chosen))
+    assert torch.equal(run("auto"), run(told))
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])

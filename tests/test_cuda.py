@@ -26,7 +26,7 @@ from ripple_attention import (
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 IMPLEMENTATIONS = ["naive", "table", "tiled"]
-MANY_STICKS = partial(RippleAttention, max_distance=9)  # broken in a launch of their own
+MANY_STICKS = partial(RippleAttention, max_distance=9)
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
@@ -125,61 +125,14 @@ def test_features_may_be_fewer_than_values_and_more(partition, widths, dtype):
 @pytest.mark.parametrize("reach", range(17))
 def test_every_reach(reach, widths, dtype):
     """Each compiles to kernels of its own, which a compiler can get wrong one by one."""
-    from ripple_attention.ops.triton_support import is_whole
+    from ripple_attention.ops.tiling import is_single_window
 
     features, value_dim = widths
     grid, partition = (41, 43), Partition((reach,))
-    assert not is_whole(*grid, [reach])
+    assert not is_single_window(*grid, [reach])
     options = {"dtype": dtype, "features": features, "value_dim": value_dim, "batch": 1}
     inputs = make_inputs(grid, partition, **options)
     assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
-
-
-@pytest.mark.parametrize("eps", [0.0, 0.5])
-@pytest.mark.parametrize("mask_kind", ["none", "rows"])
-@pytest.mark.parametrize("partition", [chebyshev(1), chebyshev(4), logarithmic(3), chebyshev(5)])
-@pytest.mark.parametrize(
-    ("grid", "tiles"),
-    [
-        ((17, 16), 1),
-        ((33, 20), 2),
-        ((64, 64), 4),
-        ((130, 70), 8),
-        ((3, 130), 2),
-        ((130, 3), 4),
-        ((16, 16), 0),
-        ((14, 14), 0),
-        ((9, 13), 0),
-    ],
-)
-def test_slabs_are_within_twice_tileds_error(grid, tiles, partition, mask_kind, eps, monkeypatch):
-    """By strips of so many tiles, or as a whole."""
-    from ripple_attention.ops import (
-        image_keys_gluon,
-        slab_gradients_gluon,
-        slabs_gluon,
-        triton_support,
-    )
-
-    launched, plain = [], slabs_gluon.launch
-
-    def counted(kernel, *arguments, **options):
-        launched.append(kernel)
-        plain(kernel, *arguments, **options)
-
-    for module in (slabs_gluon, slab_gradients_gluon, image_keys_gluon):
-        monkeypatch.setattr(module, "launch", counted)
-    monkeypatch.setattr(slabs_gluon, "_tiles_of_a_strip", lambda *_: tiles)
-    if tiles:
-        monkeypatch.setattr(triton_support, "WHOLE_TOKENS", 0)
-    options = {"dtype": torch.bfloat16, "features": 32, "value_dim": 32, "heads": 3}
-    inputs = tuple(x.cuda() for x in make_inputs(grid, partition, **options))
-    mask = make_mask(mask_kind, grid)
-    mask = mask if mask is None else mask.cuda()
-    assert_within_twice("tiled", partition, inputs, mask, eps)
-    strips = [slabs_gluon.strip_kernel, slab_gradients_gluon.slab_gradient_kernel]
-    images = [slabs_gluon.image_kernel, slab_gradients_gluon.image_gradient_kernel]
-    assert launched == (strips if tiles else [*images, image_keys_gluon.image_key_kernel])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -326,7 +279,7 @@ def test_a_thousand_random_cases(first):
     ("batch", "grid", "width", "features", "sticks"),
     [
         (8, (128, 128), 32, 32, 4),  # several blocks of tokens in a chunk, of every type
-        (8, (128, 128), 32, 32, 9),  # which are a launch of their own
+        (8, (128, 128), 32, 32, 9),
         (2, (30, 33), 64, 64, 9),
         (2, (30, 33), 64, 16, 4),
         (2, (30, 33), 48, 24, 4),
@@ -336,14 +289,15 @@ def test_a_thousand_random_cases(first):
 def test_sums_of_the_front_are_precise_and_repeat(
     batch, grid, width, features, sticks, dtype, masked
 ):
-    from ripple_attention.ops.front_triton import FrontOptions, FrontParameters, front_forward
+    from ripple_attention.ops.kernels.front import FrontOptions, FrontParameters, front_forward
 
     torch.manual_seed(0)
     qkv = torch.randn(batch, *grid, 3, 6, width, device="cuda").to(dtype)
     mask = make_mask("rows", grid).cuda()[:1].expand(batch, -1, -1) if masked else None
     sizes = [(width, width), (features, 2 * width), (features,), (width, width), (width,)]
     parameters = [0.3 * torch.randn(x, device="cuda") for x in (*sizes, (6, sticks, width))]
-    arguments = (*qkv.unbind(3), FrontParameters(*parameters), FrontOptions(), mask)
+    options = FrontOptions("relu", "unit", True, True, False, 0.001)
+    arguments = (*qkv.unbind(3), FrontParameters(*parameters), options, sticks + 1, mask)
     *expected, _ = front_forward(*arguments)
     values = torch.nn.functional.pad(qkv[:, :, :, 2].double(), (0, 1), value=1.0)
     exact = torch.einsum("bhwne,bhwnm->bnem", values, expected[1].double())
@@ -380,7 +334,7 @@ def test_fused_layers_are_as_precise_as_plain_ones(kind, grid, masked, dtype):
         upstream = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
         return out.detach(), *torch.autograd.grad(out, (inputs, *layer.parameters()), upstream)
 
-    assert layer._attend_fused(x, None, mask) is not None
+    assert layer.explain(x) == "fused"
     ours, plain = results(True, dtype), results(False, dtype)
     layer, x = layer.double(), x.double()
     exact = results(False, torch.float32)
@@ -423,12 +377,7 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
 
     Inputs change from run to run: what is read too early is of the one before.
     """
-    from ripple_attention.ops import (
-        far_triton,
-        front_triton,
-        slabs_gluon,
-        tiled_triton,
-    )
+    from ripple_attention.ops.kernels import far, front, window
 
     torch.manual_seed(0)
     layer = kind(192, num_heads=6).cuda()
@@ -453,34 +402,13 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
         torch.cuda.synchronize()
         graph.replay()
         found.append([y.clone() for y in early])
-    for module in (far_triton, front_triton, slabs_gluon, tiled_triton):
+    for module in (far, front, window):
         monkeypatch.setattr(module, "overlaps", lambda: False)
         monkeypatch.setattr(module, "overlapping", dict, raising=False)
     for run_number, some in enumerate(found):
         x.data.copy_(inputs[run_number % 2])
         for ours, reference in zip(some, results(), strict=True):
             assert torch.equal(ours, reference)
-
-
-@pytest.mark.parametrize("grid", [(12, 16), (24, 40)])
-def test_slabs_reach_beyond_two_to_the_31_numbers(grid, monkeypatch):
-    """Between two rows of a view lie more than 2²⁸ numbers."""
-    from ripple_attention.ops import slabs_gluon, tiled_triton
-
-    H, W = grid
-    apart = 2**28 // (W * 32) + 1
-    memory = torch.empty(H, apart, W, 32, device="cuda", dtype=torch.bfloat16)
-    x = memory[:, 0].normal_().relu_().view(1, H, W, 1, 32)
-    weights = torch.rand(1, H, W, 1, 5, device="cuda").bfloat16()
-    radii = [0, 1, 2, 3]
-    results = []
-    for y in (x, x.contiguous()):
-        assert slabs_gluon.serves(grid == (12, 16), radii, y, y, y)
-        kept = tiled_triton.tiled_triton_forward(y, y, y, weights, radii, 0.5)
-        grads = tiled_triton.tiled_triton_backward(y, y, y, y, weights, *kept, radii)
-        results.append((kept[0], *grads))
-    for far, near in zip(*results, strict=True):
-        assert torch.equal(far, near)
 
 
 def test_triton_serves_grids_beyond_two_to_the_31_numbers():

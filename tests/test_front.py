@@ -2,20 +2,21 @@
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from inputs import relative_error
 from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, stack_bytes
-from ripple_attention.feature_maps import Learned
+from ripple_attention.feature_maps import create_feature_map
 from ripple_attention.spatial_weights import SpatialWeights
 
 pytestmark = needs_triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-KERNELS = ("front_kernel", "map_gradient_kernel", "stick_gradient_kernel")
-NAMES = ("φ(q)", "φ(k)", "α", "∂qkv", "∂W₁", "∂W₂", "∂b₂", "∂P", "∂p", "∂e")
+KERNELS = ("front_kernel", "map_gradient_kernel", "weight_gradient_kernel")
+NAMES = ("φ(q)", "φ(k)", "α", "∂qkv", "∂W₁", "∂A", "∂c", "∂P", "∂p", "∂e")
 
 
 @dataclass(frozen=True)
@@ -30,12 +31,8 @@ class Case:
     threshold: float = 0.3  # large: about half of the ripples halt early
     masked: bool = False
     batch: int = 2
-
-    @property
-    def options(self):
-        from ripple_attention.ops.front_triton import FrontOptions
-
-        return FrontOptions(self.scaling, self.balanced, self.threshold)
+    feature_map: str = "learned"
+    kind: str = "stick-breaking"
 
 
 CASES = [
@@ -45,6 +42,11 @@ CASES = [
     Case((7, 5), 32, 16, 1, 4, "none", balanced=False, threshold=0.001),
     Case((1, 7), 24, 16, 3, 2, threshold=1.0),
     Case((1, 1), 16, 32, 2, 6, "unit-scaled", threshold=0.0),
+    Case((5, 6), 72, 40, 1, 9, masked=True),  # sines in two pieces
+    Case((7, 5), 16, 24, 2, 4, "scaled", masked=True, feature_map="t2r", kind="truncated"),
+    Case((7, 5), 20, 32, 2, 9, "none", feature_map="hedgehog", kind="softmax"),
+    Case((7, 5), 24, 24, 3, 3, "unit", masked=True, feature_map="elu", kind="softmax"),
+    Case((7, 5), 16, 16, 2, 18, "none", feature_map="relu", kind="truncated"),
 ]
 
 
@@ -58,9 +60,11 @@ class Inputs:
         self.qkv = torch.randn(B, *case.grid, 3, N, D).to(dtype)
         if case.grid != (1, 1):
             self.qkv[:1, :1, :1] = 0  # a token of nothing
-        self.feature_map = Learned(D, case.num_features, scaling=case.scaling)
+        self.feature_map = create_feature_map(
+            case.feature_map, D, num_heads=N, num_features=case.num_features, scaling=case.scaling
+        )
         self.weights = SpatialWeights(
-            D, N, case.groups, balanced=case.balanced, halt_threshold=case.threshold
+            D, N, case.groups, case.kind, balanced=case.balanced, halt_threshold=case.threshold
         )
         torch.nn.init.normal_(self.weights.embedding, std=0.5)
         self.mask = torch.rand(B, *case.grid) < 0.3 if case.masked else None
@@ -72,22 +76,29 @@ class Inputs:
 
     def _spare_the_kink(self):
         """No gradient where rounding decides on which side of its kink a ReLU is."""
+        if self.case.feature_map in ("elu", "hedgehog"):  # these have none
+            return
         double = deepcopy(self.feature_map).double()
-        double.fc.register_forward_hook(lambda _, __, z: setattr(self, "z", z))
         for i in (0, 1):
             x = self.qkv[:, :, :, i].double()
-            double(x if self.mask is None or i == 0 else x.masked_fill(self._padded, 0))
-            self.upstream[i][self.z.abs() < 8 * torch.finfo(self.dtype).eps] = 0
+            x = x if self.mask is None or i == 0 else x.masked_fill(self._padded, 0)
+            with patch("torch.nn.functional.relu", lambda z: z):
+                z = double(x)
+            self.upstream[i][z.abs() < 8 * torch.finfo(self.dtype).eps] = 0
 
     @property
     def _padded(self):
         return self.mask[..., None, None]
 
     @property
-    def parameters(self):
-        from ripple_attention.ops.front_triton import FrontParameters
+    def settings(self):
+        """Parameters and options, as the modules say it themselves."""
+        from ripple_attention.ops.kernels.front import FrontOptions, FrontParameters
 
-        return FrontParameters(*(x.detach() for x in _leaves(self.feature_map, self.weights)))
+        features, weights = self.feature_map.fused_spec(), self.weights.fused_spec()
+        tensors = (*features.parameters, *weights[:3])
+        parameters = FrontParameters(*(x if x is None else x.detach() for x in tensors))
+        return parameters, FrontOptions(features.activation, features.scaling, *weights[3:])
 
     def by_modules(self, dtype):
         """Results and gradients of the modules, in float64, or as autocast would have them."""
@@ -105,27 +116,41 @@ class Inputs:
                 phi_k = phi_k.masked_fill(self._padded, 0)
             results = [phi_q, phi_k, weights(v), v]
         upstream = [g.to(x.dtype) for g, x in zip(self.upstream, results, strict=True)]
-        grads = torch.autograd.grad(results, [qkv, *_leaves(feature_map, weights)], upstream)
-        return [*results[:3], *grads]
+        leaves = _leaves(feature_map, weights)
+        asked = [qkv, *(x for x in leaves if x is not None)]
+        grads = iter(torch.autograd.grad(results, asked, upstream))
+        found = [next(grads), *(x if x is None else next(grads) for x in leaves)]
+        return [*results[:3], *found]
 
-    def by_kernels(self, qkv=None, parameters=None, **further):
-        from ripple_attention.ops import front_triton
+    def by_kernels(self, qkv=None, out=None):
+        from ripple_attention.ops.kernels import front
 
-        q, k, v = (self.qkv if qkv is None else qkv).unbind(3)
-        settings = (self.parameters if parameters is None else parameters, self.case.options)
-        *results, _ = front_triton.front_forward(q, k, v, *settings, self.mask)
-        upstream = list(self.upstream)
-        if results[2] is None:
-            upstream[2] = None
-        *grads, of_parameters = front_triton.front_backward(
-            *upstream, q, k, v, *settings, self.mask, **further
+        qkv = self.qkv if qkv is None else qkv
+        q, k, v = qkv.unbind(3)
+        parameters, options = self.settings
+        phi_q, phi_k, alpha, _ = front.front_forward(
+            q, k, v, parameters, options, self.case.groups, self.mask
         )
-        return [*results, torch.stack(grads, 3), *of_parameters]
+        out = qkv.new_empty(qkv.shape) if out is None else out
+        of_q, of_k, of_alpha, of_v = self.upstream
+        grads = front.map_backward(
+            of_q, of_k, phi_q, phi_k, q, k, parameters, options, self.mask, *out.unbind(3)[:2]
+        )
+        grads += front.weights_backward(
+            of_alpha, of_v, v, parameters, options, self.mask, out[:, :, :, 2], follows=True
+        )
+        if self.case.feature_map == "hedgehog":  # whose A is [W; −W]
+            half = grads[1].shape[1] // 2
+            grads[1] = grads[1][:, :half] - grads[1][:, half:]
+        return [phi_q, phi_k, alpha, out, *grads]
 
 
 def _leaves(feature_map, weights):
-    fc, proj = feature_map.fc, weights.proj
-    return feature_map.w1, fc.weight, fc.bias, proj.weight, proj.bias, weights.embedding
+    of_weights = weights.proj.weight, weights.proj.bias, weights.embedding
+    if hasattr(feature_map, "fc"):
+        return feature_map.w1, feature_map.fc.weight, feature_map.fc.bias, *of_weights
+    matrix, bias = (getattr(feature_map, name, None) for name in ("weight", "bias"))
+    return None, matrix, bias, *of_weights
 
 
 def assert_equal(got, expected):
@@ -141,8 +166,11 @@ def test_errors_are_within_twice_pytorchs(case, dtype):
     exact, theirs = inputs.by_modules(torch.float64), inputs.by_modules(dtype)
     ours = inputs.by_kernels()
     assert ours[0].dtype == ours[1].dtype == ours[3].dtype == dtype
-    assert all(x.dtype == torch.float32 for x in (ours[2], *ours[4:]))
     for name, x, y, reference in zip(NAMES, ours, theirs, exact, strict=True):
+        if reference is None:
+            assert x is None, name
+            continue
+        assert x.dtype == (torch.float32 if name not in NAMES[:2] + NAMES[3:4] else dtype), name
         assert x.shape == reference.shape, name
         allowed = 2 * relative_error(y, reference) + torch.finfo(torch.float32).eps
         assert relative_error(x, reference) <= allowed, name
@@ -156,18 +184,20 @@ def test_in_the_first_cases_some_ripples_halt_and_some_do_not():
 
 
 @interpreted
-def test_linear_attention_has_no_weights():
-    from ripple_attention.ops.front_triton import FrontParameters
+def test_maps_and_weights_come_without_each_other():
+    from ripple_attention.ops.kernels.front import FrontParameters, front_forward
 
     inputs = Inputs(replace(CASES[1], grid=(5, 4)), torch.float32)
+    q, k, v = inputs.qkv.unbind(3)
+    (parameters, options), groups, mask = inputs.settings, inputs.case.groups, inputs.mask
     expected = inputs.by_kernels()
-    got = inputs.by_kernels(parameters=FrontParameters(*inputs.parameters[:3]))
-    assert [i for i, x in enumerate(got) if x is None] == [2, 7, 8, 9]
-    for i in (0, 1, 4, 5, 6):
-        assert torch.equal(got[i], expected[i]), NAMES[i]
-    assert torch.equal(got[3][:, :, :, :2], expected[3][:, :, :, :2])
-    padded = inputs.upstream[3].masked_fill(inputs._padded, 0)
-    assert torch.equal(got[3][:, :, :, 2], padded)
+    maps, weights = FrontParameters(*parameters[:3]), FrontParameters(*[None] * 3, *parameters[3:])
+    phi_q, phi_k, nothing, _ = front_forward(q, k, v, maps, options, 0, mask)
+    assert nothing is None
+    assert torch.equal(phi_q, expected[0]) and torch.equal(phi_k, expected[1])
+    no_map = options._replace(activation="")
+    *nothing, alpha, _ = front_forward(None, None, v, weights, no_map, groups, mask)
+    assert nothing == [None, None] and torch.equal(alpha, expected[2])
 
 
 @pytest.mark.parametrize("blocks", [2, 9])  # of a chunk, at most
@@ -175,26 +205,26 @@ def test_linear_attention_has_no_weights():
 @pytest.mark.parametrize("case", CASES[:3], ids=lambda case: f"{case.grid}")
 @interpreted
 def test_sums_are_of_the_features_as_they_are_stored(case, dtype, blocks):
-    from ripple_attention.ops import front_triton
+    from ripple_attention.ops.kernels import front
 
-    before = front_triton._fullest
-    front_triton._fullest = lambda count, *_: min(count, blocks)
+    before = front._fullest
+    front._fullest = lambda count, *_: min(count, blocks)
     try:
         check_sums(case, dtype)
     finally:
-        front_triton._fullest = before
+        front._fullest = before
 
 
 def check_sums(case, dtype):
-    from ripple_attention.ops import front_triton
+    from ripple_attention.ops.kernels import front
 
     inputs = Inputs(case, dtype)
     q, k, v = inputs.qkv.unbind(3)
     if case.masked:
         v[inputs.mask] = torch.nan
-    settings = (inputs.parameters, case.options, inputs.mask)
-    *expected, nothing = front_triton.front_forward(q, k, v, *settings)
-    *got, partial = front_triton.front_forward(q, k, v, *settings, sums=True)
+    settings = (*inputs.settings, case.groups, inputs.mask)
+    *expected, nothing = front.front_forward(q, k, v, *settings)
+    *got, partial = front.front_forward(q, k, v, *settings, sums=True)
     assert nothing is None
     assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
     values = torch.nn.functional.pad(v.double().nan_to_num(), (0, 1), value=1.0)
@@ -259,17 +289,17 @@ def test_every_result_is_written_and_nothing_else():
 
 @interpreted
 def test_results_repeat_however_the_tokens_are_cut():
-    from ripple_attention.ops import front_triton
+    from ripple_attention.ops.kernels import front
 
     inputs = Inputs(Case((9, 20), batch=1), torch.float16)
     expected = inputs.by_kernels()
     assert_equal(inputs.by_kernels(), expected)
-    before = front_triton._fullest
-    front_triton._fullest = lambda blocks, *_: blocks  # all in one program
+    before = front._fullest
+    front._fullest = lambda blocks, *_: blocks  # all in one program
     try:
         got = inputs.by_kernels()
     finally:
-        front_triton._fullest = before
+        front._fullest = before
     for i, (name, x, y) in enumerate(zip(NAMES, got, expected, strict=True)):
         if i < 4:  # of each token by itself
             assert torch.equal(x, y), name
@@ -300,7 +330,7 @@ def test_images_below_each_other_are_as_images_apart(masked):
 )
 @interpreted
 def test_programs_fill_the_gpu_evenly(blocks, heads, at_once, share):
-    from ripple_attention.ops.front_triton import _fullest
+    from ripple_attention.ops.kernels.front import _fullest
 
     assert _fullest(blocks, heads, at_once) == share
 
@@ -331,7 +361,7 @@ def test_nothing_gives_nothing(batch, grid):
 
 @interpreted
 def test_sines_are_right_at_any_angle():
-    from ripple_attention.ops.front_triton import FrontOptions, FrontParameters, front_forward
+    from ripple_attention.ops.kernels.front import FrontOptions, FrontParameters, front_forward
 
     torch.manual_seed(0)
     angles = torch.cat([torch.randn(1000) * scale for scale in (1.0, 30.0, 1e4)])
@@ -340,81 +370,56 @@ def test_sines_are_right_at_any_angle():
     w2 = torch.cat([torch.cat([eye, zero], 1), torch.cat([zero, eye], 1)])  # sines, then cosines
     bias = torch.full((32,), 2.0)
     parameters = FrontParameters(eye, w2, bias)
-    phi, *_ = front_forward(x, x, x, parameters, FrontOptions("none"))
+    phi, *_ = front_forward(x, x, x, parameters, FrontOptions("relu", "none"))
     wide = x.double()
     expected = torch.cat([wide.sin(), wide.cos()], -1)
     assert (phi.double() - 2 - expected).abs().max() < 5e-7  # of which 2.4e-7 by adding 2
-
-
-@interpreted
-def test_wide_heads_are_refused():
-    with pytest.raises(ValueError, match="widths up to 64; got D=16 and M=65"):
-        Inputs(Case(num_features=65), torch.float32).by_kernels()
 
 
 def compile_only(monkeypatch, capability):
     """A list of what is launched from now on, compiled for a GPU of some capability."""
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import front_triton
+    from ripple_attention.ops.kernels import front
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
     for name in KERNELS:
-        kernel = CompileOnly(getattr(front_triton, name), compiled)
-        monkeypatch.setattr(front_triton, name, kernel)
+        kernel = CompileOnly(getattr(front, name), compiled)
+        monkeypatch.setattr(front, name, kernel)
     return compiled
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
-def test_many_sticks_are_a_launch_of_their_own_and_find_registers_enough(monkeypatch):
-    from ripple_attention.ops import front_triton
-
-    compiled = compile_only(monkeypatch, 90)
-    monkeypatch.setattr(front_triton, "_fullest", lambda *_: 12)  # blocks: as for a large batch
-    for groups, launches in ((5, 1), (6, 2), (17, 2)):
-        inputs = Inputs(Case((32, 32), 32, 32, groups=groups), torch.bfloat16)
-        q, k, v = inputs.qkv.unbind(3)
-        for sums, stack in ((False, 16), (True, 48)):
-            compiled.clear()
-            options = inputs.case.options
-            front_triton.front_forward(q, k, v, inputs.parameters, options, sums=sums)
-            assert [name for name, _ in compiled] == ["front_kernel"] * launches
-            products = ["mma" in binary.asm["ptx"] for _, binary in compiled]
-            assert products == [True, False][:launches]  # of maps; sticks are broken without
-            assert all(stack_bytes(binary) <= stack for _, binary in compiled)
-
-
-@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 @pytest.mark.parametrize(
-    ("capability", "dtype", "width", "hardware", "groups"),
+    ("capability", "dtype", "width", "hardware", "feature_map", "kind"),
     [
-        *((capability, dtype, 32, False, 5) for capability in (80, 90) for dtype in DTYPES),
-        (80, torch.float16, 64, False, 9),
-        (90, torch.bfloat16, 16, True, 5),
-        (80, torch.bfloat16, 32, True, 9),
+        *((c, d, 32, False, "learned", "stick-breaking") for c in (80, 90) for d in DTYPES),
+        (80, torch.float16, 64, True, "learned", "softmax"),
+        (90, torch.bfloat16, 64, True, "learned", "stick-breaking"),
+        (80, torch.bfloat16, 128, True, "learned", "truncated"),
+        (90, torch.bfloat16, 128, True, "learned", "stick-breaking"),
+        (90, torch.bfloat16, 64, True, "elu", "softmax"),
+        (90, torch.bfloat16, 64, True, "hedgehog", "stick-breaking"),
+        (80, torch.float16, 128, True, "t2r", "stick-breaking"),
     ],
     ids=str,
 )
-def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware, groups):
-    from ripple_attention.ops import front_triton
+def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware, feature_map, kind):
+    from ripple_attention.ops.kernels import front
 
     compiled = compile_only(monkeypatch, capability)
-    monkeypatch.setattr(front_triton, "BY_HARDWARE", hardware)
-    case = Case((32, 32), width, width, groups=groups, masked=hardware)
+    monkeypatch.setattr(front, "BY_HARDWARE", hardware)
+    monkeypatch.setattr(front, "_fullest", lambda *_: 12)  # blocks: as for a large batch
+    case = Case((32, 32), width, width, masked=hardware, feature_map=feature_map, kind=kind)
     inputs = Inputs(case, dtype)
     inputs.by_kernels()
-    launched = [name for name, _ in compiled]
-    assert launched[-3:] == [KERNELS[1], KERNELS[1], KERNELS[2]]
-    assert launched[:-3] == [KERNELS[0]] * (1 if groups == 5 else 2)
+    assert [name for name, _ in compiled] == list(KERNELS)
     q, k, v = inputs.qkv.unbind(3)
-    front_triton.front_forward(q, k, v, inputs.parameters, case.options, sums=True)
-    sticks_alone = {1, len(compiled) - 1} if groups > 5 else set()
-    for index, (name, binary) in enumerate(compiled):
-        assert len(binary.asm["cubin"]) > 0
+    front.front_forward(q, k, v, *inputs.settings, case.groups, sums=True)
+    for name, binary in compiled:
         limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
         assert binary.metadata.shared <= limit * 1024, name
-        alone = index in sticks_alone
-        maps = not alone and not name.startswith("stick")
-        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32 and not alone)
-        assert ("sin.approx" in binary.asm["ptx"]) == (hardware and maps)
+        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32)
+        if dtype == torch.bfloat16:
+            assert stack_bytes(binary) <= 64, name  # few registers are spilled

@@ -11,7 +11,7 @@ from inputs import relative_error
 from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, use_tiles
 from ripple_attention import LinearAttention, RippleAttention, record_spatial_weights
 from ripple_attention.ops.fused import fused_linear_attention, fused_ripple_attention
-from ripple_attention.ops.triton_support import is_whole
+from ripple_attention.ops.tiling import is_single_window
 
 pytestmark = needs_triton
 
@@ -36,17 +36,12 @@ def fused(layer, x, mask):
     if mask is not None:
         padded = mask[..., None, None, None] & torch.tensor([False, True, True])[:, None, None]
         qkv = qkv.masked_fill(padded, 0)
-    features = layer.feature_map
-    parameters = features.parameters_in_order()
+    features = layer.feature_map.fused_spec()
     if isinstance(layer, RippleAttention):
-        weights = layer.spatial_weights
-        parameters += weights.parameters_in_order()
-        options = (layer.partition.radii, features.scaling, weights.balanced)
-        out = fused_ripple_attention(
-            qkv, mask, parameters, *options, weights.halt_threshold, layer.eps
-        )
+        weights = layer.spatial_weights.fused_spec()
+        out = fused_ripple_attention(qkv, mask, features, weights, layer.partition.radii, layer.eps)
     else:
-        out = fused_linear_attention(qkv, mask, parameters, features.scaling, layer.eps)
+        out = fused_linear_attention(qkv, mask, features, layer.eps)
     return layer.proj(out.flatten(3))
 
 
@@ -77,7 +72,7 @@ def test_fused_kernels_are_as_precise_as_the_layer(case, dtype):
     attend, attend_fused = partial(layer, key_padding_mask=mask), partial(fused, layer, mask=mask)
     use_tiles()
     if kind is RippleAttention:
-        assert is_whole(*grid, layer.partition.radii) == (grid != (11, 10))
+        assert is_single_window(*grid, layer.partition.radii) == (grid != (11, 10))
     half = dtype == torch.float16  # parameters stay float32, as under autocast
     if half:  # no feature so near to zero that rounding decides whether it has a gradient
         features = torch.arange(layer.feature_map.num_features)
@@ -108,13 +103,13 @@ def test_fused_kernels_are_as_precise_as_the_layer(case, dtype):
 @interpreted
 def test_a_layer_uses_them_where_they_run_and_compiles():
     layer, x = make_layer(RippleAttention, implementation="tiled_triton"), torch.randn(1, 4, 5, 32)
-    assert layer._attend_fused(x, None, None) is not None
+    assert layer.explain(x) == "fused"
     out = results(layer, layer, x)
     compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
     for a, b in zip(results(compiled, layer, x), out, strict=True):
         assert relative_error(a, b) < 1e-5
     layer.fuse = False
-    assert layer._attend_fused(x, None, None) is None
+    assert layer.explain(x) == "tiled_triton"
     for a, b in zip(results(layer, layer, x), out, strict=True):
         assert relative_error(a, b) < 1e-5
 
@@ -125,7 +120,7 @@ def test_gradients_of_kernels_pass_through_ddp(fuse):
     layer = make_layer(RippleAttention, implementation="tiled_triton")
     layer.fuse = fuse
     x = torch.randn(2, 5, 6, 32)
-    assert (layer._attend_fused(x, None, None) is not None) == fuse
+    assert layer.explain(x) == ("fused" if fuse else "tiled_triton")
     layer(x).square().sum().backward()
     expected = [parameter.grad.clone() for parameter in layer.parameters()]
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
@@ -154,17 +149,15 @@ def test_second_derivatives_are_refused_with_a_remedy():
 def test_a_layer_does_without_them_where_they_do_not_fit():
     x = torch.randn(1, 4, 5, 32)
 
-    def fuses(**options):
-        layer = make_layer(RippleAttention, **{"implementation": "tiled_triton"} | options)
-        return layer._attend_fused(x, None, None) is not None
+    def runs(**options):
+        options = {"implementation": "tiled_triton"} | options
+        return make_layer(RippleAttention, **options).explain(x)
 
-    assert fuses()
-    assert not fuses(implementation="tiled")
-    assert not fuses(implementation="auto")  # on a CPU
-    assert not fuses(weights="truncated")
-    assert not fuses(feature_map="t2r")
-    assert not fuses(feature_map="learned-random-w1")
-    assert not fuses(tail="printed")
+    for fits in ({}, {"weights": "truncated"}, {"feature_map": "t2r"}, {"tail": "printed"}):
+        assert runs(**fits) == "fused"
+    assert runs(implementation="tiled") == "tiled"
+    assert runs(implementation="auto") == "tiled"  # on a CPU
+    assert runs(feature_map="learned-random-w1") == "tiled_triton"
     layer = make_layer(RippleAttention, implementation="tiled_triton")
     with record_spatial_weights(layer) as seen:
         layer(x)
@@ -179,15 +172,16 @@ def test_opcheck(masked):
     for kind in (RippleAttention, LinearAttention):
         layer = make_layer(kind)
         qkv = torch.randn(2, *grid, 3, 2, 16, requires_grad=True)
-        features = layer.feature_map
-        parameters = features.parameters_in_order()
-        options = ("unit", 0.5)
+        of_map, tensors = layer.feature_map.fused_spec(), ()
+        options = (of_map.activation, of_map.scaling, 0.5)
         if kind is RippleAttention:
-            parameters += layer.spatial_weights.parameters_in_order()
-            options = (list(layer.partition.radii), "unit", True, 0.001, 0.5)
+            of_weights = layer.spatial_weights.fused_spec()
+            tensors = (*of_weights[:3], None)
+            radii = list(layer.partition.radii)
+            options = (radii, *options[:2], *of_weights[3:], 0.5)
         name = "fused_ripple" if kind is RippleAttention else "fused_linear"
         operator = getattr(torch.ops.ripple_attention, name)
-        torch.library.opcheck(operator, (qkv, mask, *parameters, *options))
+        torch.library.opcheck(operator, (qkv, mask, *of_map.parameters, *tensors, *options))
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
@@ -196,18 +190,18 @@ def test_opcheck(masked):
 def test_every_kernel_of_linear_attention_compiles(dtype, capability, monkeypatch):
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import far_triton, linear_triton
+    from ripple_attention.ops.kernels import far, linear
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    monkeypatch.setattr(far_triton, "state_kernel", CompileOnly(far_triton.state_kernel, compiled))
+    monkeypatch.setattr(far, "state_kernel", CompileOnly(far.state_kernel, compiled))
     names = ("linear_kernel", "linear_query_gradient_kernel", "linear_key_gradient_kernel")
     for name in names:
-        kernel = CompileOnly(getattr(linear_triton, name), compiled)
-        monkeypatch.setattr(linear_triton, name, kernel)
+        kernel = CompileOnly(getattr(linear, name), compiled)
+        monkeypatch.setattr(linear, name, kernel)
     q, k, v = torch.zeros(1, 20, 20, 3, 2, 32, dtype=dtype).unbind(3)
-    results = linear_triton.linear_triton_forward(q, torch.zeros(1, 2, 3, 33, 32), 0.0)
-    linear_triton.linear_triton_backward(results[0], q, k, v, *results)
+    results = linear.linear_triton_forward(q, torch.zeros(1, 2, 3, 33, 32), 0.0)
+    linear.linear_triton_backward(results[0], q, k, v, *results)
     assert {name for name, _ in compiled} == {*names, "state_kernel"}
     assert all(len(binary.asm["cubin"]) > 0 for _, binary in compiled)
 
@@ -216,4 +210,4 @@ def test_every_kernel_of_linear_attention_compiles(dtype, capability, monkeypatc
 def test_on_a_cpu_layers_are_as_they_were():
     x = torch.randn(1, 4, 5, 32)
     for kind in (RippleAttention, LinearAttention):
-        assert make_layer(kind)._attend_fused(x, None, None) is None
+        assert make_layer(kind).explain(x) != "fused"

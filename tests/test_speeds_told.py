@@ -2,7 +2,6 @@
 
 import re
 
-import pytest
 from results import ROOT, flowing, read_results
 
 from ripple_attention.ops import table
@@ -237,42 +236,6 @@ def test_the_front_in_one_launch_is_as_timed():
     listed = "{} µs at 256 tokens, {} at 4,096 and {} at 16,384".format(*now.values())
     saved = sorted(round(100 * (1 - now[tokens] / before[tokens])) for tokens in now)
     assert f"{listed}, {saved[0]} to {saved[-1]} % less" in text
-
-
-def test_sticks_in_a_launch_of_their_own_are_as_timed():
-    pytest.importorskip("triton")
-    from ripple_attention.ops.front_triton import PROGRAMS, STICKS_TOGETHER
-
-    text = flowing("docs/performance.md")
-    plan = {"tokens_at_once": "64", "warps": "4"}
-    together = plan | {"sticks_are_broken": "with the maps", "most_registers": "80"}
-    apart = plan | {"sticks_are_broken": "in a launch of their own"}
-    apart |= {"programs_per_multiprocessor": str(PROGRAMS["sticks"])}
-    rows = read_results("sticks-nvidia-h200.csv")
-    before, after = (
-        {int(row["sticks"]): row["front_us"] for row in rows if setting.items() <= row.items()}
-        for setting in (together, apart)
-    )
-    few, many = STICKS_TOGETHER, (5, 8, 16)
-    times = [*(after[x] for x in many), *(before[x] for x in many)]
-    assert "5, 8 and 16 sticks, {}, {} and {} µs instead of {}, {} and {} ".format(*times) in text
-    assert f"with the maps ({before[few]} instead of {after[few]}; " in text
-    level = {"sticks": str(few), "tokens_at_once": "32", "warps": "2"}
-    (level,) = (row["front_us"] for row in rows if level.items() <= row.items())
-    assert f"by 32 tokens and 2 warps they would be level, {level})" in text
-    others = [
-        min(
-            float(row["front_us"])
-            for row in rows
-            if row["sticks"] == str(x)
-            and row["sticks_are_broken"] == "with the maps"
-            and row["most_registers"] != "80"
-        )
-        for x in many
-    ]
-    assert "other caps: {}, {} and {} at best)".format(*others) in text
-    faster = [sticks for sticks in before if float(after[sticks]) < float(before[sticks])]
-    assert faster == [sticks for sticks in before if sticks > few]
 
 
 def test_what_many_sticks_spill_and_cost_a_model_is_in_files():

@@ -29,3 +29,18 @@ def test_other_figures_of_training_are_those_of_their_files():
     first, second = (float(run["gradient_norm_max"]) for run in (linear, ripple))
     assert f"largest norms of {first:.1f} and {second:.1f}" in text
     assert f"{float(speed['images_per_second']):,.0f} images/s" in text
+
+
+def test_speeds_of_replayed_steps_are_those_of_their_file():
+    text = (ROOT / "docs/training.md").read_text()
+    rows = {
+        (row["recipe"], row["compiled"], row["graphs"]): row
+        for row in read_results("train-graphs-nvidia-h200.csv")
+    }
+    for (recipe, compiled, graphs), row in rows.items():
+        if graphs == "True":
+            times = (row["step_ms"], rows[recipe, compiled, "False"]["step_ms"], row["kernels_ms"])
+            rates = row["images_per_second"], row["whole_epoch_images_per_second"]
+            cells = [f"`{recipe}`", "yes" if compiled == "True" else "no"]
+            cells += [f"{float(x):.1f}" for x in times] + [f"{float(x):,.0f}" for x in rates]
+            assert f"| {' | '.join(cells)} |" in text

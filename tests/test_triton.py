@@ -25,11 +25,10 @@ from ripple_attention import (
     Partition,
     RippleAttention,
     chebyshev,
-    choose_implementation,
+    dispatch,
     logarithmic,
 )
-from ripple_attention.ops import triton_support
-from ripple_attention.ops.triton_support import triton_refusal
+from ripple_attention.dispatch import Problem
 
 pytestmark = needs_triton
 
@@ -52,6 +51,8 @@ KERNELS = {
     "naive_triton": ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel"),
 }
 
+
+FILES = {"tiled_triton": "window", "table_triton": "boxes", "naive_triton": "pairs"}
 
 WHOLE = [  # grid, partition, M, E, mask, eps
     ((1, 1), chebyshev(1), 16, 16, "none", 0.0),
@@ -341,9 +342,14 @@ def test_a_cpu_tensor_is_refused_in_words():
 
 
 def test_auto_takes_the_kernels_where_they_run(monkeypatch):
+    def problem(partition, dtype, side):
+        reason = dispatch.kernels_can_run("cuda")
+        return Problem((side, side), 32, 32, partition.radii, dtype, "cuda", reason)
+
     def choice(capability, partition=NEAR, dtype=torch.bfloat16, side=64):
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-        return choose_implementation((side, side), 32, 32, partition, device="cuda", dtype=dtype)
+        dispatch._machine.cache_clear()
+        return dispatch.choose(problem(partition, dtype, side))
 
     assert choice((9, 0)) == choice((8, 0)) == "tiled_triton"
     assert choice((7, 5)) == "tiled"
@@ -353,18 +359,19 @@ def test_auto_takes_the_kernels_where_they_run(monkeypatch):
     assert choice((9, 0), chebyshev(40), side=129) == "tiled"
     assert choice((9, 0), chebyshev(40), dtype=torch.float32) == "tiled"
     assert choice((9, 0), Partition((0, 40)), side=129) == "table_triton"
-    arguments = "table_triton", torch.device("cuda"), torch.float32, 32, (0, 1)
-    assert triton_refusal(*arguments) == ""
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    assert "capability 8.0 or newer; got (7, 5)" in triton_refusal(*arguments)
-    monkeypatch.setattr(triton_support, "find_spec", lambda _: None)
-    assert "needs triton, which is not installed" in triton_refusal(*arguments)
+    assert dispatch.kernels_can_run("cuda") == (
+        "needs a GPU of compute capability 8.0 or newer; got (7, 5)"
+    )
+    dispatch._machine.cache_clear()
+    monkeypatch.setattr(dispatch, "find_spec", lambda _: None)
+    assert "needs triton, which is not installed" in dispatch.kernels_can_run("cuda")
+    dispatch._machine.cache_clear()
 
 
 def test_only_a_launch_like_an_earlier_one_skips_the_search(monkeypatch):
     from triton.compiler import CompiledKernel
 
-    from ripple_attention.ops import launch
+    from ripple_attention.ops.kernels import launch
 
     class Compiled(CompiledKernel):
         def __init__(self):
@@ -422,16 +429,13 @@ def compile_for(monkeypatch):
     """A function that compiles all that both passes launch, for a GPU of some capability."""
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops import tiled_triton
-
     def compile_all(
         capability, dtype, width, grid, partition=NEAR, name="tiled_triton", features=None
     ):
-        module = importlib.import_module(f"ripple_attention.ops.{name}")
-        far = importlib.import_module("ripple_attention.ops.far_triton")
+        module = importlib.import_module(f"ripple_attention.ops.kernels.{FILES[name]}")
+        far = importlib.import_module("ripple_attention.ops.kernels.far")
         compiled = []
         monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-        monkeypatch.setattr(tiled_triton, "SLABS", False)
         for kernel_name in KERNELS[name]:
             home = module if hasattr(module, kernel_name) else far
             kernel = getattr(home, kernel_name)
@@ -451,7 +455,7 @@ def compile_for(monkeypatch):
 
 
 def test_vectors_promise_nothing():
-    from ripple_attention.ops.vector_flags import strip_promises
+    from ripple_attention.ops.kernels.vector_flags import strip_promises
 
     before = """
   %1 = shl nuw nsw <2 x i32> %0, <i32 28, i32 1>
@@ -478,7 +482,7 @@ def test_kernels_are_compiled_without_promises_of_vectors(compile_for, monkeypat
     are those taken that were compiled with promises, and lie in the cache on disk."""
     from triton import knobs
 
-    from ripple_attention.ops import launch
+    from ripple_attention.ops.kernels import launch
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     promise = re.compile(r"(nuw|nsw|disjoint|exact|nneg) <\d+ x i|samesign \w+ <")
@@ -498,7 +502,7 @@ def test_kernels_are_compiled_without_promises_of_vectors(compile_for, monkeypat
 def test_threads_compile_one_after_the_other():
     from triton import knobs
 
-    from ripple_attention.ops.vector_flags import stripped_promises
+    from ripple_attention.ops.kernels.vector_flags import stripped_promises
 
     inside, together = [], Barrier(2)
 

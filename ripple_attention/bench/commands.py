@@ -1,14 +1,19 @@
-"""The commands that measure: `ripple bench op`, `model`, `detection`, `markdown` and `plot`."""
+"""The commands `ripple bench op`, `layer`, `model` and `detection` measure; others show results."""
 
+import math
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 from rich.table import Table
 
 from ripple_attention.console import check_device, console, did_you_mean
+
+if TYPE_CHECKING:
+    from ripple_attention.bench.attentions import Shape
 
 Row = dict[str, Any]
 
@@ -52,7 +57,7 @@ def op(
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
     config = OpBenchmark(
-        grid_sides(sides), batch, heads, head_dim, max_distance, dtype, device, rounds
+        whole_numbers(sides, "sides"), batch, heads, head_dim, max_distance, dtype, device, rounds
     )
     check_device(device)
     names = systems(chebyshev(max_distance), config)
@@ -61,6 +66,78 @@ def op(
     rows = measure_to(path, lambda progress: run(config, progress))
     show(rows)
     console.print(f"Wrote [bold]{path}[/bold]")
+
+
+@bench.command()
+def layer(
+    shapes: Annotated[
+        str,
+        typer.Option(
+            help='Tokens (or height x width), batch and channels/heads, as "196,64,192/6; '
+            '50x68,1,256/8"; some usual ones unless given, small on a CPU.'
+        ),
+    ] = "",
+    reaches: Annotated[str, typer.Option(help="R_max of ripples, with commas.")] = "4,8",
+    maps: Annotated[
+        str, typer.Option(help="Feature maps of ripples, with commas.")
+    ] = "learned,elu,relu,t2r,hedgehog",
+    weights: Annotated[
+        str, typer.Option(help="Kinds of spatial weights, with commas.")
+    ] = "stick-breaking,fixed,softmax,truncated",
+    only: Annotated[
+        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
+    ] = "",
+    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 2,
+    budget: Annotated[
+        float | None, typer.Option(min=0, help="Seconds after which nothing more is started.")
+    ] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[
+        str,
+        typer.Option(
+            help="float32, bfloat16 or float16; bfloat16 on a GPU, float32 on a CPU unless given."
+        ),
+    ] = "",
+    output: Annotated[
+        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
+    ] = None,
+) -> None:
+    """Time and peak memory of layers with their projections.
+
+    Ripples are the first reach, map and kind of weights, and the others one at a time.
+
+    Example: ripple bench layer --shapes "196,8,192/6; 4096,1,384/6" --reaches 4 --budget 100
+    """
+    from ripple_attention.bench.attentions import WEIGHTS
+    from ripple_attention.bench.layer import SHAPES, LayerBenchmark, default_path, run
+    from ripple_attention.spatial_weights import WeightKind
+
+    check_device(device)
+    on_gpu = device.startswith("cuda")
+    dtype = dtype or ("bfloat16" if on_gpu else "float32")
+    check_dtype(dtype)
+    kinds = cast("tuple[WeightKind, ...]", tuple(weights.split(",")))
+    if unknown := [kind for kind in kinds if kind not in WEIGHTS]:
+        raise typer.BadParameter(
+            f"weights must be of {', '.join(WEIGHTS)}, with commas; got {', '.join(unknown)!r}"
+        )
+    config = LayerBenchmark(
+        shapes=layer_shapes(shapes or SHAPES["cuda" if on_gpu else "cpu"]),
+        reaches=whole_numbers(reaches, "reaches"),
+        maps=tuple(maps.split(",")),
+        weights=kinds,
+        dtype=dtype,
+        device=device,
+        rounds=rounds,
+        budget=math.inf if budget is None else budget,
+    )
+    config = replace(config, only=systems_named(only, config.systems))
+    path = output or default_path(config)
+    rows = measure_to(path, lambda progress: run(config, progress))
+    show_layers(rows)
+    console.print(f"Wrote [bold]{path}[/bold]")
+    if any(row["status"].startswith(("wrong", "failed")) for row in rows):
+        raise typer.Exit(1)
 
 
 @bench.command()
@@ -111,7 +188,7 @@ def model(
     if width % 6:
         raise typer.BadParameter(f"the width must be a multiple of the 6 heads; got {width}")
     config = ModelBenchmark(
-        sides=grid_sides(sides),
+        sides=whole_numbers(sides, "sides"),
         tokens_at_once=tokens_at_once,
         systems=systems,
         dtype=dtype,
@@ -214,11 +291,11 @@ def markdown(
 @bench.command()
 def plot(
     results: Annotated[
-        Path, typer.Argument(help="A CSV of `ripple bench op` or `… model`.", exists=True)
+        Path, typer.Argument(help="A CSV of `ripple bench op`, `layer` or `model`.", exists=True)
     ],
     path: Annotated[Path, typer.Argument(help="The picture to write, .png or .svg.")],
 ) -> None:
-    """Draw a CSV of `ripple bench op` or `ripple bench model`.
+    """Draw a CSV of `ripple bench op`, `layer` or `model`.
 
     Example: ripple bench plot results.csv curves.png
     """
@@ -241,11 +318,11 @@ def measure_to(path: Path, run: Callable[[Callable[[str], None]], Iterator[Row]]
     return rows
 
 
-def grid_sides(text: str) -> tuple[int, ...]:
-    """Sides of grids, as a person types them: "14,32"."""
-    if not all(side.isdecimal() and int(side) for side in text.split(",")):
-        raise typer.BadParameter(f"sides are whole numbers ≥ 1 with commas; got {text!r}")
-    return tuple(int(side) for side in text.split(","))
+def whole_numbers(text: str, what: str) -> tuple[int, ...]:
+    """Sides of grids, or reaches, as a person types them: "14,32"."""
+    if not all(number.isdecimal() and int(number) for number in text.split(",")):
+        raise typer.BadParameter(f"{what} are whole numbers ≥ 1 with commas; got {text!r}")
+    return tuple(int(number) for number in text.split(","))
 
 
 def rectangles(text: str) -> tuple[tuple[int, int], ...]:
@@ -259,6 +336,28 @@ def rectangles(text: str) -> tuple[tuple[int, int], ...]:
             f"got {text!r}"
         )
     return tuple((int(height), int(width)) for height, width in sizes)
+
+
+def layer_shapes(text: str) -> tuple["Shape", ...]:
+    """Shapes of layers, as a person types them: "196,64,192/6; 50x68,1,256/8"."""
+    from ripple_attention.bench.attentions import Shape
+
+    shapes = []
+    for said in filter(None, (part.strip() for part in text.split(";"))):
+        numbers = re.fullmatch(r"(\d+)(?:[x×](\d+))? *, *(\d+) *, *(\d+)/(\d+)", said)
+        first, second, *rest = [int(n or 0) for n in numbers.groups()] if numbers else [0] * 5
+        side = math.isqrt(first)
+        height, width = (first, second) if second else (side, side if side**2 == first else 0)
+        if not all((height, width, *rest)) or rest[1] % rest[2]:
+            raise typer.BadParameter(
+                "a shape is tokens,batch,channels/heads, as 196,64,192/6: tokens a square number "
+                "(or height x width), channels a multiple of heads, semicolons between shapes; "
+                f"got {said!r}"
+            )
+        shapes.append(Shape(height, width, *rest))
+    if not shapes:
+        raise typer.BadParameter(f"there is no shape in {text!r}")
+    return tuple(shapes)
 
 
 def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
@@ -312,3 +411,28 @@ def show(rows: list[Row]) -> None:
         for system, line in cells.items():
             table.add_row(system, *line)
         console.print(table)
+
+
+def show_layers(rows: list[Row]) -> None:
+    """Systems by shapes, as many shapes in a table as fit; then why something has no time."""
+    from ripple_attention.bench.layer import table_cells
+
+    console.print(
+        f"{rows[0]['hardware']}, {rows[0]['dtype']}. Milliseconds, forward / forward and backward;"
+        " ×: how many times as long as softmax."
+    )
+    cells = table_cells(rows)
+    shapes = list(dict.fromkeys(shape for line in cells.values() for shape in line))
+    texts = [*shapes, *(text for line in cells.values() for text in line.values())]
+    width = 3 + max(len(part) for text in texts for part in text.split("\n"))
+    at_once = max(1, (console.width - 4 - max(map(len, cells))) // width)
+    for first in range(0, len(shapes), at_once):
+        table = Table("system")
+        for shape in shapes[first : first + at_once]:
+            table.add_column(shape, justify="right", no_wrap=True)
+        for system, line in cells.items():
+            table.add_row(system, *(line[shape] for shape in shapes[first : first + at_once]))
+        console.print(table)
+    reasons = {(row["system"], row["status"]): None for row in rows if row["status"] != "ok"}
+    for system, status in reasons:
+        console.print(f"{system}: {status}", markup=False)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ripple_attention import dispatch
 from ripple_attention.bench import measure
 from ripple_attention.functional import (
     linear_attention,
@@ -17,7 +18,6 @@ from ripple_attention.functional import (
     ripple_softmax_attention,
 )
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
-from ripple_attention.ops.triton_support import triton_refusal
 from ripple_attention.partition import Partition, chebyshev
 
 System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -55,8 +55,13 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         )
 
     def can_run(name: str) -> bool:
-        dtype, device = getattr(torch, config.dtype), torch.device(config.device)
-        return not triton_refusal(name, device, dtype, config.head_dim, partition.radii)
+        device, width = torch.device(config.device), config.head_dim
+        dtype, machine = getattr(torch, config.dtype), dispatch.kernels_can_run(device.type)
+        problem = dispatch.Problem(
+            (1, 1), width, width, partition.radii, dtype, device.type, machine
+        )
+        backend = next(b for b in dispatch.BACKENDS if b.name == name)
+        return backend.supports(problem) is None
 
     kernels = ("tiled_triton", "table_triton", "naive_triton")
     able = [name for name in kernels if can_run(name)]

@@ -17,7 +17,7 @@ from ripple_attention.data.batch_draws import (
     Steps,
     draw_boxes,
 )
-from ripple_attention.data.batch_ops import operate
+from ripple_attention.data.batch_ops import MATRICES, affine, matrices, operate
 
 
 class BatchAugmentation:
@@ -96,9 +96,15 @@ class BatchAugmentation:
         order, fill = send(order, images.device), send(self.fill, images.device)
         for step, sizes in enumerate(counts):
             groups = zip(order[step].split(sizes), arguments[step].split(sizes), strict=True)
+            moved = []
             for name, (rows, argument) in zip(names, groups, strict=False):  # the rest: no change
-                if len(rows):
+                if name in MATRICES:
+                    moved.append((rows, matrices(name, argument, self.image_size)))
+                elif len(rows):
                     images[rows] = operate(name, images[rows], argument, fill, self.interpolation)
+            if moved:  # all at once: on a GPU, many small kernels take longer than a few large ones
+                rows, maps = (torch.cat(parts) for parts in zip(*moved, strict=True))
+                images[rows] = affine(images[rows], maps, fill, self.interpolation)
 
 
 def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

@@ -32,11 +32,9 @@ def operate(
     Returns:
         uint8 (K, 3, S, S).
     """
-    argument = argument.view(-1, 1, 1, 1)
     if name in MATRICES:
-        matrix = MATRICES[name](argument, images.shape[-1])
-        return affine(images, matrix, fill[:, None, None], interpolation)
-    return OPERATIONS[name.removesuffix("Increasing")](images, argument)
+        return affine(images, matrices(name, argument, images.shape[-1]), fill, interpolation)
+    return OPERATIONS[name.removesuffix("Increasing")](images, argument.view(-1, 1, 1, 1))
 
 
 def auto_contrast(images: Tensor, _: Tensor) -> Tensor:
@@ -136,20 +134,28 @@ MATRICES: dict[str, Callable[[Tensor, int], Matrix]] = {
 }
 
 
-def affine(images: Tensor, matrix: Matrix, fill: Tensor, interpolation: str) -> Tensor:
+def matrices(name: str, argument: Tensor, size: int) -> Tensor:
+    """The affine maps of an operation: float64 (K, 6) of arguments (K,), for images of side S."""
+    numbers = MATRICES[name](argument, size)
+    return torch.stack(
+        [x if isinstance(x, Tensor) else torch.full_like(argument, x) for x in numbers], dim=1
+    )
+
+
+def affine(images: Tensor, matrix: Tensor, fill: Tensor, interpolation: str) -> Tensor:
     """Pictures seen through affine maps, as by `PIL.Image.transform`.
 
     Args:
         images: uint8 (K, 3, S, S).
-        matrix: a to f, numbers or float64 (K, 1, 1, 1); one at least is a tensor.
-        fill: uint8 (3, 1, 1), the colour of what was outside.
+        matrix: float64 (K, 6), a to f of each.
+        fill: uint8 (3,), the colour of what was outside.
         interpolation: "bilinear" or "bicubic"; PIL's cubic has a = −1 here, unlike its resize.
 
     Returns:
         uint8 (K, 3, S, S).
     """
     size = images.shape[-1]
-    a, b, c, d, e, f = matrix
+    a, b, c, d, e, f = matrix[..., None, None, None].unbind(1)  # each (K, 1, 1, 1)
     column = torch.arange(size, dtype=torch.float64, device=images.device) + 0.5
     row = column[:, None]
     x, y = a * column + b * row + c, d * column + e * row + f
@@ -164,7 +170,7 @@ def affine(images: Tensor, matrix: Matrix, fill: Tensor, interpolation: str) -> 
         return pixels.gather(2, index).view_as(images)
 
     lines = [_interpolate([at(start, column) for column in columns], dx) for start in starts]
-    return torch.where(inside, _truncate(_interpolate(lines, dy)), fill)
+    return torch.where(inside, _truncate(_interpolate(lines, dy)), fill[:, None, None])
 
 
 def _neighbours(position: Tensor, interpolation: str, size: int) -> tuple[list[Tensor], Tensor]:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from ripple_attention.data.batch_augment import send
 from ripple_attention.data.images import Images
 
 # Images that are augmented at once: enough to fill a GPU and to hide the start of each kernel.
@@ -163,7 +164,7 @@ class InMemoryLoader(Resumable):
                 continue
             seed = mix_seed(self.batches.seed, epoch, number, self.batches.rank)
             generator = torch.Generator().manual_seed(seed)
-            index = chunk.flatten().to(self.images.device)
+            index = send(chunk.flatten(), self.images.device)
             images = self.augment(self.images[index], generator).unflatten(0, chunk.shape)
             labels = self.labels[index].view(chunk.shape)
             yield from zip(images[skipped:], labels[skipped:], strict=True)
@@ -187,7 +188,7 @@ class InMemoryEvaluationLoader:
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         for batch in self.batches:
-            index = torch.tensor(batch, device=self.images.device)
+            index = send(torch.tensor(batch), self.images.device)
             yield self.normalize(self.images[index]), self.labels[index]
 
 

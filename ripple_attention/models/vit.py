@@ -11,6 +11,7 @@ from timm.layers import DropPath, PatchEmbed, resample_abs_pos_embed
 from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 
+from ripple_attention.functional import is_exporting
 from ripple_attention.models.encodings import (
     ConvSPELinearAttention,
     PermutedLinearAttention,
@@ -25,7 +26,7 @@ from ripple_attention.modules import (
     RippleAttention,
     SoftmaxAttention,
 )
-from ripple_attention.ops.common import autocast_dtype
+from ripple_attention.ops.common import accumulation_dtype, autocast_dtype
 from ripple_attention.partition import dense
 
 RIPPLE_OPTIONS = (
@@ -126,6 +127,8 @@ class PatchProjection(nn.Conv2d):
         )
 
     def forward(self, x: Tensor) -> Tensor:
+        if is_exporting():  # runs elsewhere, and knows H and W only as symbols
+            return super().forward(x)
         (rows, columns), (_, _, H, W) = self.kernel_size, x.shape
         if x.dtype != torch.float64:  # which autocast leaves alone
             x = x.to(autocast_dtype(x) or x.dtype)  # first: fewer bytes to move
@@ -219,7 +222,8 @@ class GridVisionTransformer(VisionTransformer):
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(B, -1, -1), x.flatten(1, 2)], 1)
         if self.pos_embed is not None:
-            embedding = resample_abs_pos_embed(
+            resample = _resample_for_export if is_exporting() else resample_abs_pos_embed
+            embedding = resample(
                 self.pos_embed,
                 new_size=[H, W],
                 old_size=list(self.patch_embed.grid_size),
@@ -259,6 +263,16 @@ class GridVisionTransformer(VisionTransformer):
             kept = {"image_intermediates": intermediates, "image_features": features}
             return {name: kept[name] for name in result}
         return intermediates if features is None else (features, intermediates)
+
+
+def _resample_for_export(
+    embedding: Tensor, new_size: list[int], old_size: list[int], num_prefix_tokens: int
+) -> Tensor:
+    """timm's `resample_abs_pos_embed` without its branch on the new size, which may be symbols."""
+    prefix, grid = embedding[:, :num_prefix_tokens], embedding[:, num_prefix_tokens:]
+    grid = grid.to(accumulation_dtype(grid)).unflatten(1, old_size).permute(0, 3, 1, 2)
+    grid = F.interpolate(grid, size=new_size, mode="bicubic", antialias=True)
+    return torch.cat([prefix, grid.flatten(2).mT.to(embedding.dtype)], 1)
 
 
 def _refuse_what_is_set(options: dict[str, Any]) -> None:

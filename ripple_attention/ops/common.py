@@ -1,10 +1,13 @@
-"""What every algorithm shares: the type of sums, division by nothing, and work in bounded parts."""
+"""What every algorithm shares: types of sums, division by nothing, padding, work in parts."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from ripple_attention.partition import Partition
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
@@ -71,3 +74,41 @@ def parts(v: Tensor, numbers_per_head: int, budget: int) -> Iterator[tuple[slice
         for n in range(0, heads, heads_at_once):
             every = slice(None)
             yield slice(b, b + images), every, every, slice(n, n + heads_at_once)
+
+
+def without_padding(k: Tensor, v: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Padding is φ(k) = 0; v too, so that whatever stands there (NaN even) stays there."""
+    padded = mask[..., None, None]
+    return k.masked_fill(padded, 0), v.masked_fill(padded, 0)
+
+
+def drop_empty_groups(
+    spatial_weights: Tensor, partition: Partition, key_padding_mask: Tensor | None
+) -> Tensor:
+    """Sets the weight of a group to 0 for queries that have no key in it.
+
+    It changes nothing in exact arithmetic. In floating point it spares small or padded grids the
+    difference of two equal sums, which is nothing but rounding.
+    """
+    _, H, W, _, _ = spatial_weights.shape
+    if key_padding_mask is None:
+        if partition.reach < max(H // 2, W // 2):
+            return spatial_weights  # even from the middle, some token is in each group
+        keys = torch.ones(1, H, W, dtype=torch.int64, device=spatial_weights.device)
+    else:
+        keys = (~key_padding_mask).long()
+    table = F.pad(keys.cumsum(1).cumsum(2), (1, 0, 1, 0))  # ([B,] H+1, W+1)
+    radii = partition.box_radii(keys.device)
+    (top, bottom), (left, right) = (_box_edges(size, radii) for size in (H, W))
+    top, bottom = top[:, None], bottom[:, None]  # (H, 1, G−1)
+    boxes = table[:, bottom, right] - table[:, top, right]
+    boxes = boxes - table[:, bottom, left] + table[:, top, left]  # ([B,] H, W, G−1)
+    everything = table[:, -1:, -1:, None].expand(-1, H, W, -1)
+    counts = torch.cat([boxes, everything], -1).diff(dim=-1, prepend=torch.zeros_like(everything))
+    return spatial_weights.masked_fill((counts == 0).unsqueeze(3), 0)
+
+
+def _box_edges(size: int, radii: Tensor) -> tuple[Tensor, Tensor]:
+    """The first cell and the one behind the last of each cell's boxes on an axis: (size, G−1)."""
+    centre = torch.arange(size, device=radii.device)[:, None]
+    return (centre - radii).clamp(min=0), (centre + radii + 1).clamp(max=size)

@@ -1,127 +1,173 @@
 """The fused operators as `torch.library` knows them; their kernels are imported when called."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.library import in_full_precision, refuse_second_derivatives
-from ripple_attention.ops.triton_support import far_sums_like, late
+from ripple_attention.fusion import FeatureSpec, WeightSpec
+from ripple_attention.ops.library import (
+    in_full_precision,
+    lazy_import,
+    refuse_second_derivatives,
+)
+from ripple_attention.ops.tiling import far_sums_like
 
-MAX_WIDTH = 64  # of a head's channels and features, which the front keeps in registers
+MAP = "Tensor? w1, Tensor? matrix, Tensor? bias"
+OF_MAP = "str activation, str scaling"
+OF_WEIGHTS = "bool sticks, bool balanced, bool truncated, float halt_threshold"
 
 
 def _register(
-    name: str, parameters: str, options: str, kept: str, fake: Callable[..., Any]
-) -> Callable[..., Tensor]:
+    name: str,
+    inputs: str,
+    options: str,
+    outputs: str,
+    fake: Callable[..., Any],
+    *,
+    results: int = 1,
+    keep: bool = True,
+) -> Callable[..., Any]:
     """Makes the operators `ripple_attention::{name}` and `…_backward` of functions of that name.
 
     Args:
-        name: Of the operator; `ops.fused_triton` has its two passes.
-        parameters: Names of the tensors that are learned.
+        name: Of the operator; `kernels.layer` has its two passes.
+        inputs: Types and names of the tensors.
         options: Types and names of what is not a tensor.
-        kept: Names of the outputs, of which the first is the result.
-        fake: qkv and parameters → outputs without values.
+        outputs: Names of the outputs.
+        fake: Inputs and options → outputs without values.
+        results: How many of the outputs, the first ones, have gradients.
+        keep: Whether the backward pass gets the outputs, too.
     """
-    tensors = ["Tensor qkv", "Tensor? mask", *(f"Tensor {x}" for x in parameters.split())]
-    outputs = [f"Tensor {x}" for x in kept.split()]
-    inputs = ", ".join([*tensors, options])
+    names, tensors = outputs.split(), inputs.count("Tensor")
+    kept = [f"Tensor {x}" for x in names] if keep else []
 
     def result(count: int) -> str:
-        return "(" + ", ".join(["Tensor"] * count) + ")"
+        return "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
 
     forward = torch.library.custom_op(
         f"ripple_attention::{name}",
-        in_full_precision(late("fused_triton", f"{name}_forward")),
+        in_full_precision(lazy_import("layer", f"{name}_forward")),
         mutates_args=(),
-        schema=f"({inputs}) -> {result(len(outputs))}",
+        schema=f"({inputs}, {options}) -> {result(len(names))}",
     )
+    # A gradient that nobody can ask for is an empty tensor: operators have no optional outputs.
+    has_mask = "Tensor? mask" in inputs
+    with_gradient = tensors - has_mask
+    run_backward = lazy_import("layer", f"{name}_backward")
+
+    def run(*args: Any) -> tuple[Tensor, ...]:
+        return tuple(args[0].new_empty(0) if x is None else x for x in run_backward(*args))
+
+    upstream = [f"Tensor grad_{x}" for x in names[:results]]
     backward = torch.library.custom_op(
         f"ripple_attention::{name}_backward",
-        in_full_precision(late("fused_triton", f"{name}_backward")),
+        in_full_precision(run),
         mutates_args=(),
-        schema=f"(Tensor grad, {', '.join(outputs)}, {inputs}) -> {result(len(tensors) - 1)}",
+        schema=f"({', '.join([*upstream, *kept, inputs, options])}) -> {result(with_gradient)}",
     )
-
-    @forward.register_fake
-    def _(qkv: Tensor, mask: Tensor | None, *rest: Any) -> Any:
-        return fake(qkv, *rest)
+    forward.register_fake(fake)
 
     @backward.register_fake
     def _(*args: Any) -> Any:
-        qkv, _, *learned = args[1 + len(outputs) :][: len(tensors)]
-        return tuple(x.new_empty(x.shape) for x in (qkv, *learned))
+        given = args[results + len(kept) :][:tensors]
+        like = [x for i, x in enumerate(given) if not (has_mask and i == 1)]
+        return tuple(args[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in like)
 
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-        ctx.save_for_backward(*output, *inputs[: len(tensors)])
-        ctx.options = inputs[len(tensors) :]
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        outputs = (output,) if isinstance(output, Tensor) else output
+        ctx.save_for_backward(*(outputs if keep else ()), *inputs[:tensors])
+        ctx.options = inputs[tensors:]
 
-    def differentiate(ctx: Any, grad: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        grad_qkv, *grads = backward(grad, *ctx.saved_tensors, *ctx.options)
-        return grad_qkv, None, *grads, *(None for _ in ctx.options)
+    def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        given = ctx.saved_tensors[len(kept) :]
+        gradients = list(backward(*grads[:results], *ctx.saved_tensors, *ctx.options))
+        if has_mask:
+            gradients.insert(1, None)
+        found = (None if x is None else g for x, g in zip(given, gradients, strict=True))
+        return *found, *(None for _ in ctx.options)
 
     forward.register_autograd(differentiate, setup_context=setup_context)
     remedy = "use implementation='naive' of a ripple layer, or set fuse = False of a linear one"
     refuse_second_derivatives(backward, "a layer by fused kernels", remedy)
-
-    def operator(*args: Any) -> Tensor:
-        return forward(*args)[0]
-
-    return operator
+    return forward
 
 
-def _fake_linear(qkv: Tensor, w1: Tensor, w2: Tensor, *rest: Any) -> tuple[Tensor, ...]:
-    B, H, W, _, N, D = qkv.shape
-    M = w2.shape[0]
+def _fake_linear(
+    qkv: Tensor, mask: Tensor | None, w1: Tensor | None, matrix: Tensor | None, *_: Any
+) -> tuple[Tensor, ...]:
+    B, H, W, _three, N, D = qkv.shape
+    M = D if matrix is None else matrix.shape[-2]
     out, phi_q, phi_k = (qkv.new_empty(B, H, W, N, width) for width in (D, M, M))
-    denominator, state = (
-        qkv.new_empty(shape, dtype=torch.float32) for shape in ((B, H, W, N), (B, N, D + 1, M))
-    )
+    denominator = qkv.new_empty(B, H, W, N, dtype=torch.float32)
+    state = qkv.new_empty(B, N, D + 1, M, dtype=torch.float32)
     return out, denominator, phi_q, phi_k, state
 
 
 def _fake_ripple(qkv: Tensor, *rest: Any) -> tuple[Tensor, ...]:
     *first, _ = _fake_linear(qkv, *rest)
-    groups, M = rest[5].shape[1] + 1, rest[1].shape[0]
-    alpha = first[1].new_empty(*first[1].shape, groups)
-    return *first, alpha, far_sums_like(qkv[:, :, :, 2], M, rest[6])
+    given, radii = rest[7:9]
+    tokens, M = first[1].shape, first[2].shape[-1]
+    made = (*tokens, len(radii) + 1) if given is None else (0,)
+    return *first, first[1].new_empty(made), far_sums_like(qkv[:, :, :, 2], M, radii)
 
 
-_fused_linear = _register(
+def _fake_features(q: Tensor, k: Tensor, w1: Any, matrix: Tensor | None, *_: Any) -> Any:
+    M = q.shape[-1] if matrix is None else matrix.shape[-2]
+    return q.new_empty(*q.shape[:-1], M), k.new_empty(*k.shape[:-1], M)
+
+
+def _fake_weights(v: Tensor, weight: Tensor, bias: Tensor, e: Tensor, groups: int, *_: Any) -> Any:
+    return v.new_empty(*v.shape[:-1], groups, dtype=torch.float32)
+
+
+_linear = _register(
     "fused_linear",
-    "w1 w2 b2",
-    "str scaling, float eps",
+    f"Tensor qkv, Tensor? mask, {MAP}",
+    f"{OF_MAP}, float eps",
     "out denominator phi_q phi_k state",
     _fake_linear,
 )
-_fused_ripple = _register(
+_ripple = _register(
     "fused_ripple",
-    "w1 w2 b2 proj_weight proj_bias embedding",
-    "int[] radii, str scaling, bool balanced, float halt_threshold, float eps",
-    "out denominator phi_q phi_k alpha cut",
+    f"Tensor qkv, Tensor? mask, {MAP}, Tensor? proj_weight, Tensor? proj_bias, Tensor? embedding, "
+    "Tensor? alpha",
+    f"int[] radii, {OF_MAP}, {OF_WEIGHTS}, float eps",
+    "out denominator phi_q phi_k made far",
     _fake_ripple,
+)
+_features = _register(
+    "fused_features", f"Tensor q, Tensor k, {MAP}", OF_MAP, "phi_q phi_k", _fake_features, results=2
+)
+_weights = _register(
+    "fused_weights",
+    "Tensor v, Tensor proj_weight, Tensor proj_bias, Tensor embedding",
+    f"int groups, {OF_WEIGHTS}",
+    "alpha",
+    _fake_weights,
+    keep=False,
 )
 
 
 def fused_linear_attention(
-    qkv: Tensor, mask: Tensor | None, parameters: tuple[Tensor, ...], scaling: str, eps: float
+    qkv: Tensor, mask: Tensor | None, features: FeatureSpec, eps: float
 ) -> Tensor:
-    """Linear attention with the `learned` map, by fused kernels. Arguments as below."""
-    return _fused_linear(qkv, mask, *parameters, scaling, float(eps))
+    """Linear attention from the qkv projection on. Arguments as below."""
+    return _linear(
+        qkv, mask, *features.parameters, features.activation, features.scaling, float(eps)
+    )[0]
 
 
 def fused_ripple_attention(
     qkv: Tensor,
     mask: Tensor | None,
-    parameters: tuple[Tensor, ...],
-    radii: tuple[int, ...],
-    scaling: str,
-    balanced: bool,
-    halt_threshold: float,
+    features: FeatureSpec,
+    weights: WeightSpec | Tensor,
+    radii: Sequence[int],
     eps: float,
 ) -> Tensor:
-    """Ripple attention with the `learned` map and stick-breaking weights, by fused kernels.
+    """Ripple attention from the qkv projection on.
 
     What `RippleAttention` computes between its projections, without writing what lies between but
     φ(q), φ(k) and α.
@@ -129,13 +175,28 @@ def fused_ripple_attention(
     Args:
         qkv: (B, H, W, 3, N, D), float32, bfloat16 or float16; keys and values of padded tokens 0.
         mask: Bool (B, H, W), True for padded tokens.
-        parameters: W₁, W₂, b₂ of the map, P, p and the embedding of the weights; float32.
+        features: Of the feature map.
+        weights: How α is made of the values; or α itself, (B, H, W, N, G) of any strides, 0 for
+            empty groups.
         radii: Of the partition.
-        scaling, balanced, halt_threshold, eps: As in the layer.
+        eps: Added to the denominator, at least 0.
 
     Returns:
         (B, H, W, N, D), in the type of qkv.
     """
-    return _fused_ripple(
-        qkv, mask, *parameters, list(radii), scaling, balanced, float(halt_threshold), float(eps)
-    )
+    made = isinstance(weights, WeightSpec)
+    tensors: tuple[Any, ...] = (*weights[:3], None) if made else (None, None, None, weights)
+    options = weights[3:] if made else (False, False, False, 0.0)
+    of_map = features.activation, features.scaling
+    tensors = (*features.parameters, *tensors)
+    return _ripple(qkv, mask, *tensors, list(radii), *of_map, *options, float(eps))[0]
+
+
+def fused_features(q: Tensor, k: Tensor, features: FeatureSpec) -> tuple[Tensor, Tensor]:
+    """φ(q) and φ(k) of queries and keys (B, H, W, N, D)."""
+    return _features(q, k, *features.parameters, features.activation, features.scaling)
+
+
+def fused_weights(v: Tensor, weights: WeightSpec, groups: int) -> Tensor:
+    """α (B, H, W, N, G) of values (B, H, W, N, D), in float32."""
+    return _weights(v, *weights[:3], groups, *weights[3:])

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -18,7 +19,7 @@ def register(
     forward: Forward,
     backward: Backward,
     inference: Callable[..., Tensor] | None = None,
-    further: Callable[[Tensor, int, list[int]], Tensor] | None = None,
+    extra_output: Callable[[Tensor, int, list[int]], Tensor] | None = None,
 ) -> Callable[..., Tensor]:
     """Makes the operators `ripple_attention::{name}` and `…_backward` of a pair of functions.
 
@@ -28,13 +29,13 @@ def register(
         backward: (grad, q, k, v, spatial_weights, output, denominator, radii) → gradients of q, k,
             v and the weights. The denominator is the forward's second output, eps included.
         inference: As `forward`, but of the output alone: taken where no gradient is asked for.
-        further: Where the forward has a third output, which the backward gets after the
+        extra_output: Where the forward has a third output, which the backward gets after the
             denominator: (v, features, radii) → room for it.
 
     Returns:
         The differentiable operator: (q, k, v, spatial_weights, radii, eps) → output.
     """
-    inputs, third = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights", further is not None
+    inputs, third = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights", extra_output is not None
     forward_op = torch.library.custom_op(
         f"ripple_attention::{name}",
         in_full_precision(forward),
@@ -46,7 +47,7 @@ def register(
         in_full_precision(_row_major(backward)),
         mutates_args=(),
         schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator"
-        f"{', Tensor further' * third}, int[] radii) -> (Tensor, Tensor, Tensor, Tensor)",
+        f"{', Tensor extra' * third}, int[] radii) -> (Tensor, Tensor, Tensor, Tensor)",
     )
 
     @forward_op.register_fake
@@ -54,7 +55,9 @@ def register(
         q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], *_: Any
     ) -> Any:
         results = v.new_empty(v.shape), v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
-        return results if further is None else (*results, further(v, q.shape[-1], radii))
+        if extra_output is None:
+            return results
+        return *results, extra_output(v, q.shape[-1], radii)
 
     @backward_op.register_fake
     def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, *_: Any) -> Any:
@@ -124,3 +127,12 @@ def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
             return function(first, *args)
 
     return wrapper
+
+
+def lazy_import(module: str, function: str) -> Callable[..., Any]:
+    """A function of `ops.kernels`, which import triton: at the first call, not before."""
+
+    def call(*args: Any) -> Any:
+        return getattr(import_module(f"ripple_attention.ops.kernels.{module}"), function)(*args)
+
+    return call

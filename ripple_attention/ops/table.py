@@ -40,16 +40,6 @@ def table_forward(
     return out, denominator
 
 
-def table_export(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
-) -> Tensor:
-    """`table_forward` without a loop over the batch: a traced graph takes any batch size."""
-    queries, keys, values, weights = (_heads_first(x) for x in (q, k, v, spatial_weights))
-    values = F.pad(values, (0, 1), value=1)
-    numerator, denominator = _weighted_sums(queries, keys, values, weights, radii, eps)
-    return safe_divide(numerator, denominator).permute(0, 2, 3, 1, 4).to(v.dtype)
-
-
 def table_backward(
     grad: Tensor,
     q: Tensor,

@@ -155,15 +155,6 @@ def tiled_forward(
     return out, denominator
 
 
-def tiled_export(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
-) -> Tensor:
-    """`tiled_forward` without a loop over the batch: a traced graph takes any batch size."""
-    cuts, _ = _plan(v, radii)
-    pieces = _attend(q, k, v, spatial_weights, Partition(radii), cuts, eps)
-    return torch.cat([out for _, out, _ in pieces], 1).to(v.dtype)
-
-
 def _attend(
     q: Tensor,
     k: Tensor,

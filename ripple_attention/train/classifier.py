@@ -75,6 +75,7 @@ class Classifier(TrainedModule):
 
     HEADINGS = {"top1": "top-1 %", "top5": "top-5 %"}  # noqa: RUF012
     DIGITS = 2
+    FIXED_SHAPES = True
 
     def __init__(self, recipe: ClassificationRecipe):
         super().__init__(recipe, create_model(recipe.model, recipe.data.num_classes))
@@ -104,12 +105,15 @@ class Classifier(TrainedModule):
         return ClassificationData(self.recipe, preprocessing(self.model))
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        images, labels = batch
+        # Mixup draws on the CPU, so it is no part of what is replayed.
+        return self.loss_of_step(self.loss, self.mixup(*batch) if self.mixup else tuple(batch))
+
+    def loss(self, images: Tensor, targets: Tensor) -> Tensor:
+        """Cross entropy with labels (B,) or, where images are mixed, with probabilities (B, C)."""
+        logits = self.model(images).float()
         if self.mixup is None:
-            logits = self.model(images).float()
-            return F.cross_entropy(logits, labels, label_smoothing=self.recipe.label_smoothing)
-        images, targets = self.mixup(images, labels)
-        return SoftTargetCrossEntropy()(self.model(images).float(), targets)
+            return F.cross_entropy(logits, targets, label_smoothing=self.recipe.label_smoothing)
+        return SoftTargetCrossEntropy()(logits, targets)
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, labels = batch

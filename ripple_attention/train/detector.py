@@ -53,6 +53,7 @@ class DetectorTraining(TrainedModule):
         "ap_large": "AP_L",
     }
     DIGITS = 3
+    FIXED_SHAPES = False
 
     def __init__(self, recipe: DetectionRecipe):
         super().__init__(recipe, build_detector(recipe.model, recipe.data.num_classes))

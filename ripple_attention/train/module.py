@@ -1,6 +1,8 @@
 """A model in training: optimiser, schedule, clipping and running mean, as Lightning takes them."""
 
+import logging
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import lightning.pytorch as pl
@@ -8,15 +10,18 @@ import numpy as np
 import torch
 from timm.optim import create_optimizer_v2, param_groups_weight_decay
 from timm.utils import ModelEmaV3
-from torch import nn
+from torch import Tensor, nn
 
 from ripple_attention.data.loaders import mix_seed
 from ripple_attention.data.module import RecipeData
 from ripple_attention.feature_maps import FeatureMap
 from ripple_attention.train.checkpoint import describe
+from ripple_attention.train.graphs import NotRecordableError, StepGraph, why_eager
 from ripple_attention.train.recipe import OptimizerSpec, Recipe
 
 Metrics = dict[str, float | None]
+
+_log = logging.getLogger(__name__)
 
 
 def learning_rate(step: int, steps_per_epoch: int, epochs: int, spec: OptimizerSpec) -> float:
@@ -61,12 +66,14 @@ class TrainedModule(pl.LightningModule):
     Attributes:
         HEADINGS: The metrics that a person looks at first, and how they are called in a table.
         DIGITS: Digits of a metric after the point.
+        FIXED_SHAPES: Whether all batches have the same shapes.
         gradient_norm: Of the last step, before clipping.
         last_evaluation: Metrics of the last evaluation, if there was one.
     """
 
     HEADINGS: ClassVar[dict[str, str]]
     DIGITS: ClassVar[int]
+    FIXED_SHAPES: ClassVar[bool]
 
     def __init__(self, recipe: Recipe, model: nn.Module):
         super().__init__()
@@ -77,6 +84,9 @@ class TrainedModule(pl.LightningModule):
             self.ema = ModelEmaV3(self.model, decay=recipe.ema_decay).requires_grad_(False)
         self.gradient_norm = torch.zeros(())
         self.last_evaluation: dict[str, Any] = {}
+        self._graphs = False  # whether steps are to be replayed
+        self._graph: StepGraph | None = None
+        self._replayed = False  # the step being made
 
     def create_data(self) -> RecipeData:
         """The recipe's images, as this network takes them."""
@@ -97,6 +107,44 @@ class TrainedModule(pl.LightningModule):
         """What is evaluated, by the beginning of its metrics' names: weights, and their mean."""
         # `forward` is never compiled: evaluation is too short to pay for a second compilation.
         return {"": self.model.forward} | ({"ema_": self.ema.module} if self.ema else {})
+
+    def on_train_start(self) -> None:
+        machine, processes = self.recipe.hardware, self.trainer.world_size
+        reason = why_eager(machine, self.device, processes, self.FIXED_SHAPES)
+        self._graphs = reason is None
+        if reason is not None and self.device.type == "cuda":  # elsewhere nobody expects graphs
+            self._say_eager(reason)
+
+    def _say_eager(self, reason: str) -> None:
+        if self.trainer.is_global_zero:
+            _log.warning("Steps are not replayed as CUDA graphs: %s.", reason)
+
+    def loss_of_step(self, loss: Callable[..., Tensor], batch: tuple[Tensor, ...]) -> Tensor:
+        """The loss of a batch; where steps are replayed, its gradients are made, too.
+
+        Args:
+            loss: The tensors of a batch → its loss.
+            batch: Its tensors.
+        """
+        if self._graphs and self._graph is None:
+            try:
+                self._graph = StepGraph(self.model, loss, batch)
+            except NotRecordableError as error:
+                self._graphs = False
+                self._say_eager(str(error))
+        if self._graph is None or not self._graph.fits(batch):
+            self._replayed = False
+            return loss(*batch)
+        self._replayed = True
+        return self._graph(batch)
+
+    def optimizer_zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        if not self._replayed:
+            super().optimizer_zero_grad(*args, **kwargs)
+
+    def backward(self, *args: Any, **kwargs: Any) -> None:
+        if not self._replayed:
+            super().backward(*args, **kwargs)
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Every step has seeds of its own: a resumed run draws what the broken one would have."""
@@ -128,8 +176,16 @@ class TrainedModule(pl.LightningModule):
 
     def configure_optimizers(self) -> Any:
         spec = self.recipe.optimizer
+        options: dict[str, Any] = {}
+        # With 16-mixed, Lightning leaves it to a fused optimizer to undo the scale of gradients.
+        if self.device.type == "cuda" and self.recipe.hardware.precision != "16-mixed":
+            options["fused"] = True
         optimizer = create_optimizer_v2(
-            self.parameter_groups(), opt="adamw", lr=spec.lr, weight_decay=spec.weight_decay
+            self.parameter_groups(),
+            opt="adamw",
+            lr=spec.lr,
+            weight_decay=spec.weight_decay,
+            **options,
         )
         steps = int(self.trainer.estimated_stepping_batches) // self.recipe.epochs
         schedule = torch.optim.lr_scheduler.LambdaLR(

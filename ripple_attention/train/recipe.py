@@ -72,6 +72,8 @@ class Hardware:
     """Arithmetic."""
     compile: bool = False
     """Use torch.compile: slower to start, faster to run."""
+    graphs: bool = True
+    """Replay training steps as CUDA graphs where that is possible: faster, the same numbers."""
     workers: int = 8
     """Processes that decode images, where they are not in memory."""
     stop_after_minutes: float | None = None

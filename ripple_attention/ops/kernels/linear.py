@@ -3,16 +3,12 @@
 out_i = φq_iᵀ S' ÷ (φq_iᵀ s + eps),   S = [S', s] = Σ_j φk_j [v_j, 1]ᵀ
 """
 
-# Kernels have no types to declare.
-# mypy: allow-untyped-defs
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ripple_attention.ops.far_triton import _load_state, _sum_chunks, _sum_state, _times_state
-from ripple_attention.ops.kernel_parts import (
+from ripple_attention.ops.kernels.common import (
     _chunk,
     _dense_channels,
     _inverse,
@@ -23,7 +19,8 @@ from ripple_attention.ops.kernel_parts import (
     _store,
     _token,
 )
-from ripple_attention.ops.launch import launch
+from ripple_attention.ops.kernels.far import _load_state, _sum_chunks, _sum_state, _times_state
+from ripple_attention.ops.kernels.launch import launch
 
 TOKENS_AT_ONCE = 64
 
@@ -45,7 +42,7 @@ def linear_kernel(
     result = tl.sum(query.to(tl.float32) * ones[None, :], 1) + eps
     quotient = _quotient(numerator, result[:, None], query.dtype)
     token = _token(b, n, row, column, H, W, N, True)
-    _store(out, token, inside, quotient, E, PADDED_E)
+    _store(out, token * E, inside, quotient, E, PADDED_E)
     tl.store(denominator + token, result, mask=inside)
 
 
@@ -69,7 +66,7 @@ def linear_query_gradient_kernel(
     scale = _inverse(scale, upstream.dtype)
     sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
     pull = _times_state(upstream, sums) - projection[:, None] * ones[None, :]
-    _store(grad_q, token, inside, scale[:, None] * pull, M, PADDED_M)
+    _store(grad_q, token * M, inside, scale[:, None] * pull, M, PADDED_M)
     tl.store(delta + token, projection, mask=inside)
     tl.store(inverse + token, scale, mask=inside)
 
@@ -91,8 +88,8 @@ def linear_key_gradient_kernel(
     value = _load(v, _offsets(row, column, v_strides, True), inside, E, PADDED_E)
     sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
     token = _token(b, n, row, column, H, W, N, True)
-    _store(grad_k, token, inside, _times_state(value, sums) + ones[None, :], M, PADDED_M)
-    _store(grad_v, token, inside, _times_state(key, tl.trans(sums)), E, PADDED_E)
+    _store(grad_k, token * M, inside, _times_state(value, sums) + ones[None, :], M, PADDED_M)
+    _store(grad_v, token * E, inside, _times_state(key, tl.trans(sums)), E, PADDED_E)
 
 
 def linear_triton_forward(q: Tensor, partial: Tensor, eps: float) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,8 +8,6 @@ denominators decide what counts as zero (`ops.common.settle`).
 This module imports triton.
 """
 
-# Kernels have no types to declare, and Triton's tuples no unpacking.
-# mypy: allow-untyped-defs, disable-error-code=assignment
 # ruff: noqa: SIM300
 
 import torch
@@ -18,18 +16,19 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from ripple_attention.ops.kernel_parts import (
+from ripple_attention.ops.kernels.common import (
     _add_products,
     _add_sums,
     _chunk,
     _load,
+    _multiply,
     _offsets,
     _padded,
     _parts,
     _parts_of,
     _power_of_two,
 )
-from ripple_attention.ops.launch import launch, overlapping, overlaps
+from ripple_attention.ops.kernels.launch import launch, overlapping, overlaps
 
 # Programs that form sums forward, all at once; each sums at most 2,048 tokens.
 STATE_PROGRAMS = 768
@@ -76,10 +75,8 @@ def _times_state(inputs, state):
     if inputs.dtype == tl.float32:
         result = tl.dot(inputs, state, input_precision="ieee")
     else:
-        high, low = _parts(state, inputs.dtype)
-        exact = inputs.to(high.dtype)
-        result = tl.dot(exact, low, input_precision="tf32")
-        result = tl.dot(exact, high, result, input_precision="tf32")
+        parts = _parts(state, inputs.dtype, 2)
+        result = _multiply(inputs.to(parts[0].dtype), parts, 2, False, "tf32")
     return result
 
 
@@ -185,19 +182,18 @@ def cut_kernel(
         start = partial + (head * chunks + at) * size
         total += tl.load(start + index[None, :], mask=(at < chunks) & inside[None, :], other=0.0)
     of_ones = inside & (index >= E * M)
-    high = tl.sum(total, 0)
-    rest = tl.zeros_like(high)
-    last = rest
+    high, low, last = (
+        tl.sum(total, 0),
+        tl.zeros((BLOCK,), tl.float32),
+        tl.zeros((BLOCK,), tl.float32),
+    )
     if DTYPE != tl.float32:
-        exact = high
-        high = _parts(exact, DTYPE)[0]
-        rest = exact - high.to(tl.float32)
-        middle, last = _parts(rest, DTYPE)
-        rest = tl.where(of_ones, middle.to(tl.float32), rest)
+        parts = _parts(high, DTYPE, 3)
+        high, low, last = parts[0], parts[1], parts[2]
     cut += head * ((2 * E + 3) * M)
     at = cut + tl.where(of_ones, index + E * M, index)
     tl.store(at, high, mask=inside)
-    tl.store(at + tl.where(of_ones, M, E * M), rest.to(cut.dtype.element_ty), mask=inside)
+    tl.store(at + tl.where(of_ones, M, E * M), low, mask=inside)
     tl.store(at + 2 * M, last, mask=of_ones)
 
 

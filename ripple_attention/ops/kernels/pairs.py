@@ -10,15 +10,12 @@ columns, C_i(k) over the others of column k: no program holds a sum for every gr
 columns make up a group then is one small product.
 """
 
-# Kernels have no types to declare.
-# mypy: allow-untyped-defs
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from ripple_attention.ops.kernel_parts import (
+from ripple_attention.ops.kernels.common import (
     _add_products,
     _corner,
     _dense_channels,
@@ -36,7 +33,7 @@ from ripple_attention.ops.kernel_parts import (
     _token_offsets,
     _walk,
 )
-from ripple_attention.ops.launch import launch
+from ripple_attention.ops.kernels.launch import launch
 from ripple_attention.partition import Partition
 
 # groups: for each distance, its group. Other names are those of `ops/kernel_parts.py`. Offsets take
@@ -82,7 +79,7 @@ def forward_kernel(
     numerator = _quotient(numerator, result[:, None], query.dtype)
     corner = _token(b, n, top, left, H, W, N, True)
     token = _token_offsets(row, column, W, N, True)
-    _store(out + corner * E, token, inside, numerator, E, PADDED_E)
+    _store(out + corner * E, token * E, inside, numerator, E, PADDED_E)
     tl.store(denominator + corner + token, result, mask=inside)
 
 
@@ -156,7 +153,7 @@ def query_gradient_kernel(
         to_column = by_columns + others.to(tl.int64)[None, :] * tokens + token[:, None]
         mask = inside[:, None] & present[None, :]
         tl.store(to_column, scale[:, None] * across_sums, mask=mask)
-    _store(grad_q, token, inside, scale[:, None] * gradient, M, PADDED_M)
+    _store(grad_q, token * M, inside, scale[:, None] * gradient, M, PADDED_M)
 
 
 @triton.jit
@@ -198,8 +195,8 @@ def key_gradient_kernel(
             grad_row += grad_strides[1]
             token += W * N
     mine = _token(b, n, top, left, H, W, N, True) + _token_offsets(row, column, W, N, True)
-    _store(grad_k, mine, inside, key_gradient, M, PADDED_M)
-    _store(grad_v, mine, inside, value_gradient, E, PADDED_E)
+    _store(grad_k, mine * M, inside, key_gradient, M, PADDED_M)
+    _store(grad_v, mine * E, inside, value_gradient, E, PADDED_E)
 
 
 # Launchers

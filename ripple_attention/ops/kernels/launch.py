@@ -22,7 +22,7 @@ import triton
 from torch import Tensor
 from triton.compiler import CompiledKernel
 
-from ripple_attention.ops.vector_flags import stripped_promises
+from ripple_attention.ops.kernels.vector_flags import stripped_promises
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"  # without assembly, and without overlap
 

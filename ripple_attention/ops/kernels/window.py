@@ -11,14 +11,12 @@ second is the same for all rows: one comparison for a pair, however many groups.
 ∂α, part in the same way. For ∂k and ∂v weights change with the row: a warp gathers them from those
 of the queries, or, where it cannot, chooses by group.
 
-Pairs are rounded before they meet values (see `ops/kernel_parts.py`), and summed, for denominators,
+Pairs are rounded before they meet values (see `common`), and summed, for denominators,
 without tensor cores.
 
-This module imports triton; `ops/triton_support.py` says where it can run, and imports it late.
+This module imports triton: `dispatch` says where it can run.
 """
 
-# Kernels have no types to declare, and Triton's tuples no unpacking.
-# mypy: allow-untyped-defs, disable-error-code=assignment
 # ruff: noqa: RUF005
 
 from dataclasses import dataclass
@@ -31,8 +29,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_wait
 
-from ripple_attention.ops.far_triton import _cut_state, _load_cut_ones, _sum_chunks, _times_cut
-from ripple_attention.ops.kernel_parts import (
+from ripple_attention.ops.kernels.common import (
     _add_products,
     _corner,
     _dense_channels,
@@ -52,8 +49,9 @@ from ripple_attention.ops.kernel_parts import (
     _token_offsets,
     _walk,
 )
-from ripple_attention.ops.launch import INTERPRETED, launch, overlapping, overlaps
-from ripple_attention.ops.triton_support import far_sums_like, is_whole
+from ripple_attention.ops.kernels.far import _cut_state, _load_cut_ones, _sum_chunks, _times_cut
+from ripple_attention.ops.kernels.launch import launch, overlapping, overlaps
+from ripple_attention.ops.tiling import far_sums_like, is_single_window
 
 ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
 
@@ -178,7 +176,7 @@ def forward_kernel(
     numerator = tl.where(blind[:, None], 0.0, _quotient(numerator, result[:, None], query.dtype))
     corner = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
-    _store(out + corner * E, token, inside, numerator, E, PADDED_E)
+    _store(out + corner * E, token * E, inside, numerator, E, PADDED_E)
     if denominator is not None:
         tl.store(denominator + corner + token, result, mask=inside)
 
@@ -285,7 +283,7 @@ def query_gradient_kernel(
         far_pull -= projection[:, None] * ones[None, :]
         gradient += rest[:, None] * far_pull
         whole = tl.sum(query.to(tl.float32) * far_pull, 1)
-    _store(grad_q + corner * M, token, inside, scale[:, None] * gradient, M, PADDED_M)
+    _store(grad_q + corner * M, token * M, inside, scale[:, None] * gradient, M, PADDED_M)
     weight_type = grad_weights.dtype.element_ty
     at = grad_weights + corner * groups + token * groups
     for g in tl.static_range(len(RADII)):
@@ -304,7 +302,7 @@ def key_gradient_kernel(
     WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
     OVERLAP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
-    """∂φk and ∂v of a tile of keys, from the queries around it: who sees me is whom I see.
+    """∂φk and ∂v of a tile of keys, from the queries around it: membership is symmetric.
 
     ∂φk_j = Σ_i w_ij/den_i t_ij φq_i,  ∂v_j = Σ_i w_ij/den_i (φq_i·φk_j) ∂o_i, far parts by T.
     """
@@ -368,8 +366,8 @@ def key_gradient_kernel(
         value_gradient += _times_cut(key, state, head, M, E, PADDED_M, PADDED_E, True)
     first_token = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
-    _store(grad_k + first_token * M, token, inside, key_gradient, M, PADDED_M)
-    _store(grad_v + first_token * E, token, inside, value_gradient, E, PADDED_E)
+    _store(grad_k + first_token * M, token * M, inside, key_gradient, M, PADDED_M)
+    _store(grad_v + first_token * E, token * E, inside, value_gradient, E, PADDED_E)
 
 
 # Launchers
@@ -416,11 +414,6 @@ def tiled_triton_forward(
         if not plan.whole:
             shares = _sum_chunks(k, v, spatial_weights) if partial is None else partial
             _cut_state(cut, shares, k.dtype, overlap=partial is None)
-        by_slabs = _slabs("forward", plan.whole, radii, q, k, v)
-        if by_slabs is not None:
-            rest = cut, out, denominator, radii, eps, plan.wide
-            by_slabs(q, k, v, spatial_weights, *rest)
-            return out, denominator, cut
         launch(
             forward_kernel, plan.grid,
             q, k, v, spatial_weights, None if plan.whole else cut, out, denominator,
@@ -464,34 +457,21 @@ def tiled_triton_backward(
     strides = [x.stride() for x in (grad, q, k, v)]
     with torch.cuda.device_of(v):
         by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
-        by_slabs = _slabs("query", by_query.whole, radii, q, k, v)
-        if by_slabs is not None:
-            results = delta, inverse, scaled, grads[0], grads[3]
-            rest = out, denominator, cut, results, radii, by_query.wide
-            by_slabs(*inputs, *rest)
-        else:
-            launch(
-                query_gradient_kernel, by_query.grid,
-                *inputs, out, denominator, None if by_query.whole else cut,
-                delta, inverse, scaled,
-                grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
-                *by_query.constants, **by_query.options,
-            )  # fmt: skip
+        launch(
+            query_gradient_kernel, by_query.grid,
+            *inputs, out, denominator, None if by_query.whole else cut, delta, inverse, scaled,
+            grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
+            *by_query.constants, **by_query.options,
+        )  # fmt: skip
         back = None
         if not by_key.whole:
             shares = _sum_chunks(q, grad, spatial_weights, delta, inverse)
             back = _cut_state(torch.empty_like(cut), shares, q.dtype)
-        # Whom keys meet are queries, and the output's gradients.
-        by_slabs = _slabs("key", by_key.whole, radii, k, q, grad)
-        if by_slabs is not None:
-            rest = scaled, delta, grads[1], grads[2], radii, by_key.wide
-            by_slabs(grad, q, k, v, *rest)
-        else:
-            launch(
-                key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, back,
-                grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
-                **by_key.options,
-            )  # fmt: skip
+        launch(
+            key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, back,
+            grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
+            **by_key.options,
+        )  # fmt: skip
     return grads[0], grads[1], grads[2], grads[3]
 
 
@@ -508,25 +488,6 @@ def _padded_groups(boxes: int) -> int:
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
 
-# Tiles by `ops/slabs_gluon.py` and its like where that serves.
-SLABS = not INTERPRETED
-
-
-def _slabs(role: str, whole: bool, radii: list[int], q: Tensor, k: Tensor, v: Tensor) -> Any:
-    """What launches a role by slabs; None where they do not serve, or Triton has no such Gluon."""
-    if not SLABS or SPLIT_PAIRS:
-        return None
-    try:
-        from ripple_attention.ops import image_keys_gluon, slab_gradients_gluon, slabs_gluon
-    except (ImportError, AttributeError):
-        return None
-    if not slabs_gluon.serves(whole, radii, q, k, v):
-        return None
-    if role == "key":
-        return image_keys_gluon.launch_image_keys if whole else None
-    forward = role == "forward"
-    return slabs_gluon.launch_slabs if forward else slab_gradients_gluon.launch_slab_gradient
-
 
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
     """Tiles, windows and warps of a kernel with tiles, which reads these inputs.
@@ -534,7 +495,7 @@ def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Ten
     Both roles of the backward pass see the same grids as WHOLE.
     """
     strides = tuple(x.stride() for x in inputs)
-    whole = is_whole(q.shape[1], q.shape[2], radii)
+    whole = is_single_window(q.shape[1], q.shape[2], radii)
     shape = (*q.shape, v.shape[-1])
     return _plan(role, shape, v.dtype, tuple(radii), strides, whole, SPLIT_PAIRS, overlaps())
 

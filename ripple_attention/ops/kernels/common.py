@@ -3,11 +3,10 @@
 How half-precision inputs keep float32 sums: products of inputs are exact, so they run on tensor
 cores as they are. A float32 factor is brought to what tensor cores take: bfloat16 for bfloat16
 inputs, 19-bit tf32 for float16 inputs, whose own exponents would be too few. It is rounded, or cut
-in two, x = high + low. This module imports triton.
+into two or three parts whose sum it is. This module imports triton.
 """
 
-# Kernels have no types to declare, and Triton's tuples no unpacking.
-# mypy: allow-untyped-defs, disable-error-code=assignment
+# ruff: noqa: RUF005
 
 import torch
 import triton
@@ -130,10 +129,28 @@ def _load(base, offsets, inside, WIDTH: tl.constexpr, PADDED: tl.constexpr):
 
 
 @triton.jit
-def _store(base, token, inside, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
-    """Writes (tokens, PADDED) to the tokens of a contiguous (B, H, W, N, WIDTH)."""
-    offsets, mask = _channels(token * WIDTH, inside, WIDTH, PADDED)
+def _store(base, offsets, inside, x, WIDTH: tl.constexpr, PADDED: tl.constexpr):
+    """Writes (tokens, PADDED), as `_load` reads it."""
+    offsets, mask = _channels(offsets, inside, WIDTH, PADDED)
     tl.store(base + offsets, x.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def _load_matrix(
+    base, stride, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
+    PADDED_ROWS: tl.constexpr, PADDED_COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A matrix (ROWS, COLUMNS) with zeros around it."""
+    row, column = tl.arange(0, PADDED_ROWS), tl.arange(0, PADDED_COLUMNS)
+    mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    return tl.load(base + row[:, None] * stride + column[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def _store_matrix(base, stride, x, ROWS: tl.constexpr, COLUMNS: tl.constexpr):
+    row, column = tl.arange(0, x.shape[0]), tl.arange(0, x.shape[1])
+    mask = (row < ROWS)[:, None] & (column < COLUMNS)[None, :]
+    tl.store(base + row[:, None] * stride + column[None, :], x, mask=mask)
 
 
 @triton.jit
@@ -158,17 +175,38 @@ def _inverse(denominator, dtype: tl.constexpr):
 
 
 @triton.jit
-def _parts(x, dtype: tl.constexpr):
-    """x = high + low for a float32 x that is to meet inputs of a half-precision type.
+def _rounded(x, DTYPE: tl.constexpr):
+    """x as tensor cores take it beside inputs of DTYPE: bfloat16, or float32 that holds tf32.
 
-    The high part keeps the bits that bfloat16 (8) or tf32 (11) hold, the low part is the remainder.
+    It changes no input, and no float32 where inputs are float32.
     """
-    kept: tl.constexpr = -65536 if dtype == tl.bfloat16 else -8192
-    high = (x.to(tl.int32, bitcast=True) & kept).to(tl.float32, bitcast=True)
-    low = x - high
-    if dtype == tl.bfloat16:
-        high, low = high.to(tl.bfloat16), low.to(tl.bfloat16)
-    return high, low
+    x = x.to(tl.bfloat16 if tl.bfloat16 == DTYPE else tl.float32)
+    if tl.float16 == DTYPE:  # to the nearest number of tf32: the cores would drop the last bits
+        x = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+    return x
+
+
+@triton.jit
+def _parts(x, DTYPE: tl.constexpr, COUNT: tl.constexpr):
+    """A float32 x as a sum of COUNT parts for tensor cores, the largest first; of x alone where
+    inputs are float32. Three parts hold all bits."""
+    parts = (_rounded(x, DTYPE),)
+    for i in tl.static_range(COUNT - 1):
+        if tl.float32 != DTYPE:
+            x -= parts[i].to(tl.float32)
+            parts = parts + (_rounded(x, DTYPE),)
+    return parts
+
+
+@triton.jit
+def _multiply(left, right, COUNT: tl.constexpr, FLIP: tl.constexpr, PRECISION: tl.constexpr):
+    """left @ right, or its transpose where FLIP, of the first COUNT parts, the smallest first."""
+    total = tl.zeros((left.shape[0], right[0].shape[0 if FLIP else 1]), tl.float32)
+    for i in tl.static_range(len(right) - 1, -1, -1):
+        if i < COUNT:
+            part = tl.trans(right[i]) if FLIP else right[i]
+            total = tl.dot(left, part, total, input_precision=PRECISION)
+    return total
 
 
 @triton.jit
@@ -183,16 +221,11 @@ def _add_products(x, inputs, total, SPLIT: tl.constexpr):
     """total + x @ inputs, for a float32 x. Without SPLIT, x is rounded for tensor cores."""
     if inputs.dtype == tl.float32:
         total = _add_sums(x, inputs, total)
-    elif SPLIT:
-        high, low = _parts(x, inputs.dtype)
-        exact = inputs.to(high.dtype)
-        total = tl.dot(high, exact, total, input_precision="tf32")
-        total = tl.dot(low, exact, total, input_precision="tf32")
-    elif inputs.dtype == tl.bfloat16:
-        total = tl.dot(x.to(tl.bfloat16), inputs, total)
-    else:  # to the nearest number of tf32: the cores would drop the last bits
-        rounded = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
-        total = tl.dot(rounded, inputs.to(tl.float32), total, input_precision="tf32")
+    else:
+        parts = _parts(x, inputs.dtype, 2 if SPLIT else 1)
+        for i in tl.static_range(len(parts) - 1, -1, -1):
+            exact = inputs.to(parts[i].dtype)
+            total = tl.dot(parts[i], exact, total, input_precision="tf32")
     return total
 
 

@@ -25,7 +25,7 @@ NUMBERS_AT_ONCE = 8192  # of boxes, by one program that reads them
 
 
 @triton.jit
-def _add(total, lost, x):  # type: ignore[no-untyped-def]
+def _add(total, lost, x):
     """total + x, and what rounding has added to it (Kahan): a long sum as exact as a short one."""
     x -= lost
     larger = total + x
@@ -33,9 +33,7 @@ def _add(total, lost, x):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scan_rows(  # type: ignore[no-untyped-def]
-    a, b, mean, table, H, M, E1, CHANNELS, WIDTH: tl.constexpr, BLOCK: tl.constexpr
-):
+def _scan_rows(a, b, mean, table, H, M, E1, CHANNELS, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     """table[r+1, c+1] = Σ_{c' ≤ c} (a bᵀ − mean)[r, c'], for one row and a block of channels."""
     row = tl.program_id(0).to(tl.int64)  # of all images
     image, row_of_image = row // H, row % H
@@ -53,9 +51,7 @@ def _scan_rows(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _scan_columns(  # type: ignore[no-untyped-def]
-    table, peaks, W, CHANNELS, HEIGHT: tl.constexpr, BLOCK: tl.constexpr
-):
+def _scan_columns(table, peaks, W, CHANNELS, HEIGHT: tl.constexpr, BLOCK: tl.constexpr):
     """Adds to each row of a table the one above, for one column and a block of channels.
 
     peaks[column] is the largest of the sums, without their sign.
@@ -76,7 +72,7 @@ def _scan_columns(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _tokens(H, W, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
+def _tokens(H, W, QUERIES: tl.constexpr):
     """Image, token of all images, row, column and whether there is one, of a program's queries."""
     blocks = tl.cdiv(H * W, QUERIES)
     image = (tl.program_id(0) // blocks).to(tl.int64)
@@ -85,7 +81,7 @@ def _tokens(H, W, QUERIES: tl.constexpr):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _load_tokens(x, token, inside, WIDTH, PADDED: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_tokens(x, token, inside, WIDTH, PADDED: tl.constexpr):
     """Rows of a (tokens, WIDTH) tensor, zero beyond its ends: (QUERIES, PADDED)."""
     channel = tl.arange(0, PADDED)
     mask = inside[:, None] & (channel < WIDTH)[None, :]
@@ -93,21 +89,21 @@ def _load_tokens(x, token, inside, WIDTH, PADDED: tl.constexpr):  # type: ignore
 
 
 @triton.jit
-def _load_mean(mean, image, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_mean(mean, image, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr):
     """(PADDED_M, PADDED_E)."""
     m, e = tl.arange(0, PADDED_M)[:, None], tl.arange(0, PADDED_E)[None, :]
     return tl.load(mean + image * M * E1 + m * E1 + e, mask=(m < M) & (e < E1), other=0.0)
 
 
 @triton.jit
-def _load_left(table, image, H, W, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr):  # type: ignore[no-untyped-def]
+def _load_left(table, image, H, W, M, E1, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr):
     """All deviations of an image, what rounding has left out of the mean: as `_load_mean`."""
     last = table + ((image + 1) * (H + 1) * (W + 1) - 1) * M * E1
     return _load_mean(last, 0, M, E1, PADDED_M, PADDED_E)
 
 
 @triton.jit
-def _times_mean(query, average, inside):  # type: ignore[no-untyped-def]
+def _times_mean(query, average, inside):
     """query @ average, without tensor cores, in (QUERIES, PE).
 
     Triton takes the sum of a product of two that are broadcast for a matrix product, in tf32, and
@@ -118,7 +114,7 @@ def _times_mean(query, average, inside):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _corner(table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr):  # type: ignore[no-untyped-def]
+def _corner(table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr):
     """The table at a corner for each query: (QUERIES, PM, PE)."""
     cell = (image * (H + 1) + row) * (W + 1) + column  # (QUERIES,)
     m, e = tl.arange(0, PM)[None, :, None], tl.arange(0, PE)[None, None, :]
@@ -127,7 +123,7 @@ def _corner(table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE
 
 
 @triton.jit
-def _box(  # type: ignore[no-untyped-def]
+def _box(
     table, image, row, column, radius, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr
 ):
     """Deviations summed over the clipped box of each query, (QUERIES, PM, PE), and its cells."""
@@ -141,7 +137,7 @@ def _box(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _forward(  # type: ignore[no-untyped-def]
+def _forward(
     q, weights, mean, table, peak, radii, out, denominator, H, W, M, E1, eps, rounding,
     BOXES: tl.constexpr, QUERIES: tl.constexpr, PM: tl.constexpr, PE: tl.constexpr,
 ):  # fmt: skip
@@ -182,7 +178,7 @@ def _forward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _query_gradients(  # type: ignore[no-untyped-def]
+def _query_gradients(
     q, weights, y, mean, table, radii, grad_q, grad_weights, H, W, M, E1,
     BOXES: tl.constexpr, QUERIES: tl.constexpr, PM: tl.constexpr, PE: tl.constexpr,
 ):  # fmt: skip
@@ -214,7 +210,7 @@ def _query_gradients(  # type: ignore[no-untyped-def]
 
 
 @triton.jit(do_not_specialize=["radius"])  # one kernel for all radii
-def _add_key_gradients(  # type: ignore[no-untyped-def]
+def _add_key_gradients(
     k, values, mean, table, grad_k, grad_v, radius, H, W, M, E1,
     QUERIES: tl.constexpr, PM: tl.constexpr, PE: tl.constexpr,
 ):  # fmt: skip

@@ -1,0 +1,269 @@
+"""Which back end computes what: the first that can, in the order of what they are expected to cost.
+
+A `Problem` is all that the choice depends on. Every `Backend` says itself whether it supports a
+problem, and if not why; all limits on width, reach, type and grid live in these functions.
+"""
+
+import logging
+import math
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.util import find_spec
+from typing import NamedTuple
+
+import torch
+
+from ripple_attention.ops.tiled import halo_size
+
+LOG = logging.getLogger("ripple_attention")
+if os.environ.get("RIPPLE_LOG"):
+    LOG.addHandler(logging.StreamHandler())
+    LOG.setLevel(os.environ["RIPPLE_LOG"].upper())
+
+KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+# The window is walked for every tile: beyond this reach, tables and PyTorch's products are better.
+MAX_REACH = 16
+MAX_WIDTH = 128  # of features and values, which a program holds in registers
+# Of a fused map with sines, whose two matrices stand in shared memory, by the size of a number
+# there: bfloat16, or for float16 and float32 inputs four bytes.
+MAX_SINES_WIDTH = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
+MAX_FUSED_GROUPS = 64
+
+# A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
+# ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
+TABLE_PENALTY = 14
+
+# Up to so many tokens all pairs as kernels beat, in half precision, all that serves wide groups but
+# tiles as kernels (`ripple bench op`, 16,384 tokens, both passes, one H200), in little memory.
+PAIRS_TOKENS = 16384
+
+# The cost of what "auto" takes only where nothing else can run.
+NEVER = 1e30
+
+
+class Problem(NamedTuple):
+    """What is to be computed, as far as the choice of a back end depends on it.
+
+    `machine` is why kernels cannot run where the tensors are, or None. `features` and `weights` say
+    what kernels may compute of the feature map and of the spatial weights, for layers: "" where
+    nothing, None where they come ready, as for the operators.
+    """
+
+    grid: tuple[int, int]
+    num_features: int
+    value_dim: int
+    radii: tuple[int, ...] | None  # None: linear attention
+    dtype: torch.dtype
+    device: str
+    machine: str | None
+    features: str | None = None
+    weights: str | None = None
+    head_dim: int = 0  # of queries before the map
+    transformed: bool = False  # forward-mode derivatives, or those of torch.func
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One way to compute ripple attention.
+
+    Args:
+        name: What `implementation=` calls it.
+        summary: What it does, in a few words.
+        supports: A problem → None, or why it cannot be solved so.
+        cost: A problem → multiply-adds for a query and head, as PyTorch does them in cached matrix
+            products; infinite where "auto" never takes it.
+    """
+
+    name: str
+    summary: str
+    supports: Callable[[Problem], str | None]
+    cost: Callable[[Problem], float]
+
+
+def kernels_can_run(kind: str, index: int | None = None) -> str | None:
+    """Why Triton kernels cannot run on a device of some kind and index, or None."""
+    return _machine(kind, index, os.environ.get("TRITON_INTERPRET") == "1")
+
+
+# `torch.compiler.assume_constant_result` does this, but imports torch._dynamo, and so triton.
+kernels_can_run._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache
+def _machine(kind: str, index: int | None, interpreted: bool) -> str | None:
+    if find_spec("triton") is None:
+        return "needs triton, which is not installed (pip install triton)"
+    if interpreted and kind == "cpu":
+        return None
+    if kind != "cuda":
+        return f"needs tensors on an NVIDIA GPU (or TRITON_INTERPRET=1); got {kind!r} tensors"
+    if torch.version.hip is not None:
+        return "needs an NVIDIA GPU; got one of AMD"
+    capability = torch.cuda.get_device_capability(index)
+    if capability < (8, 0):
+        return f"needs a GPU of compute capability 8.0 or newer; got {capability}"
+    return None
+
+
+def _kernels(problem: Problem) -> str | None:
+    """What all kernels ask for."""
+    if problem.machine:
+        return problem.machine
+    if problem.dtype not in KERNEL_DTYPES:
+        return f"needs float32, bfloat16 or float16 inputs; got {problem.dtype}"
+    width = max(problem.num_features, problem.value_dim)
+    if width > MAX_WIDTH:
+        return f"needs at most {MAX_WIDTH} features and value channels a head; got {width}"
+    return _plain(problem)
+
+
+def _plain(problem: Problem) -> str | None:
+    if problem.transformed:
+        return "has no forward-mode derivatives and none of torch.func"
+    return None
+
+
+def _tiles(problem: Problem) -> str | None:
+    if problem.radii and problem.radii[-1] > MAX_REACH:
+        return f"needs a last box of radius ≤ {MAX_REACH}; got {problem.radii[-1]}"
+    return _kernels(problem)
+
+
+def features_fuse(problem: Problem) -> str | None:
+    """Why no kernel makes the features, or None."""
+    if problem.features is None:
+        return "stands for a layer's feature map; the operators take its results"
+    if problem.machine:
+        return problem.machine
+    if not problem.features:
+        return "computes feature maps of this package alone, unchanged, of the forms it knows"
+    limit = MAX_SINES_WIDTH.get(problem.dtype, 0) if problem.features == "sines" else MAX_WIDTH
+    width = max(problem.head_dim, problem.num_features)
+    if width > limit and problem.dtype in KERNEL_DTYPES:
+        return f"makes sines of at most {limit} channels in {problem.dtype}; got {width}"
+    return _kernels(problem)
+
+
+def weights_fuse(problem: Problem) -> str | None:
+    """Why no kernel makes the spatial weights, or None."""
+    if problem.machine:
+        return problem.machine
+    if not problem.weights:
+        return "computes spatial weights of this package alone, unchanged, of the kinds it knows"
+    if problem.radii is not None and len(problem.radii) >= MAX_FUSED_GROUPS:
+        return f"makes weights of at most {MAX_FUSED_GROUPS} groups; got {len(problem.radii) + 1}"
+    return _kernels(problem)
+
+
+def _fused(problem: Problem) -> str | None:
+    reason = features_fuse(problem)
+    if not reason and problem.weights:
+        reason = weights_fuse(problem)
+    return reason or _tiles(problem)
+
+
+def _on_gpu(cost: float) -> Callable[[Problem], float]:
+    return lambda problem: cost if problem.device == "cuda" else math.inf
+
+
+def _pairs_cost(problem: Problem) -> float:
+    few = problem.dtype.itemsize == 2 and math.prod(problem.grid) <= PAIRS_TOKENS
+    return 2.0 if few and problem.device == "cuda" else math.inf
+
+
+def _tiled_cost(problem: Problem) -> float:
+    M, E = problem.num_features, problem.value_dim
+    return halo_size(*problem.grid, _radii(problem)[-1]) * (M + E) + M * E
+
+
+def _table_cost(problem: Problem) -> float:
+    corners = 4 * len(_radii(problem))
+    return corners * problem.num_features * problem.value_dim * TABLE_PENALTY
+
+
+def _boxes_cost(problem: Problem) -> float:
+    return 0.99 * _table_cost(problem) if problem.device == "cuda" else math.inf
+
+
+def _radii(problem: Problem) -> tuple[int, ...]:
+    return problem.radii or (0,)
+
+
+BACKENDS = (
+    Backend("fused", "all between a layer's projections by kernels", _fused, _on_gpu(0.0)),
+    Backend("tiled_triton", "a window and one far sum, by kernels", _tiles, _on_gpu(1.0)),
+    Backend("naive_triton", "all pairs, by kernels", _kernels, _pairs_cost),
+    Backend("tiled", "a window and one far sum", _plain, _tiled_cost),
+    Backend("table_triton", "summed-area tables, by kernels", _kernels, _boxes_cost),
+    Backend("table", "summed-area tables", _plain, _table_cost),
+    Backend("naive", "all pairs: the definition", lambda _: None, lambda _: NEVER),
+)
+IMPLEMENTATIONS = ("naive", "table", "tiled", "tiled_triton", "table_triton", "naive_triton")
+
+
+def candidates(implementation: str) -> tuple[str, ...]:
+    """The back ends that a choice allows: fused kernels are the same tiles."""
+    if implementation == "auto":
+        return tuple(backend.name for backend in BACKENDS)
+    return ("fused", "tiled_triton") if implementation == "tiled_triton" else (implementation,)
+
+
+def choose(problem: Problem, implementation: str = "auto") -> str:
+    """The name of the back end that runs; refuses an explicit choice that cannot.
+
+    "auto" takes the cheapest that can: on a GPU kernels by tiles where they reach, for wider
+    partitions those by pairs or tables; elsewhere tiles or tables, by their multiply-adds. For each
+    query and head, tiles spend M + E on every key of their halo and M·E on the far part; a table
+    reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those.
+    """
+    if torch.compiler.is_compiling():
+        return _choose(problem, implementation)
+    name = _choose_once(problem, implementation)
+    if LOG.isEnabledFor(logging.DEBUG):
+        LOG.debug("%s: %s", name, problem)
+    return name
+
+
+def _choose(problem: Problem, implementation: str) -> str:
+    allowed = candidates(implementation)
+    able = [b for b in BACKENDS if b.name in allowed and b.supports(problem) is None]
+    if implementation == "auto":
+        costs = {b.name: b.cost(problem) for b in able}
+        return min(costs, key=costs.__getitem__)
+    if not able:
+        last = next(b for b in BACKENDS if b.name == allowed[-1])
+        others = ["auto", *(b.name for b in BACKENDS[1:] if b.supports(problem) is None)]
+        raise ValueError(
+            f"implementation={implementation!r} {last.supports(problem)}. "
+            f"{', '.join(map(repr, others[:-1]))} or {others[-1]!r} can run."
+        )
+    return able[0].name
+
+
+_choose_once = lru_cache(4096)(_choose)
+
+
+def explain(problem: Problem, implementation: str = "auto") -> str:
+    """Prints every back end, which one runs, and why others do not; returns the one that runs."""
+    allowed = candidates(implementation)
+    runs = choose(problem, implementation)
+    H, W = problem.grid
+    print(
+        f"{H}×{W} tokens, {problem.num_features} features, {problem.value_dim} value channels, "
+        f"radii {problem.radii}, {problem.dtype} on {problem.device}, {implementation=}"
+    )
+    for backend in BACKENDS:
+        reason = backend.supports(problem)
+        if backend.name == runs:
+            verdict = f"runs: {backend.summary}"
+        elif reason:
+            verdict = f"cannot: {reason}"
+        elif backend.name not in allowed:
+            verdict = "could run, and was not asked for"
+        else:
+            verdict = f"could run: {backend.summary}; costs more"
+        print(f"  {backend.name:13} {verdict}")
+    return runs

@@ -1,0 +1,102 @@
+"""What kernels may stand in for: this package's own modules, as they are written.
+
+A feature map or a kind of spatial weights says itself what a kernel may compute in its place
+(`fused_spec`), or None, as the base class does. Whoever changes a module (by a subclass, a hook, a
+patch, another module in a projection's place) gets what they wrote: then there is no spec. A
+parametrised weight is read through its parametrisation, and so may be computed by a kernel.
+"""
+
+from typing import Any, NamedTuple
+
+from torch import Tensor, nn
+from torch.nn.modules import module as torch_module
+from torch.nn.utils import parametrize
+
+GLOBAL_HOOKS = (
+    "_global_forward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_backward_pre_hooks",
+)
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+class FeatureSpec(NamedTuple):
+    """φ(x) = activation(A b(x̂) + c), with b(x̂) = [sin(W₁x̂); cos(W₁x̂)], or x̂ where w1 is None."""
+
+    activation: str  # "relu", "elu" or "softmax"
+    scaling: str  # from x to x̂, as in `FeatureMap`
+    num_features: int
+    w1: Tensor | None = None  # (D, D)
+    matrix: Tensor | None = None  # A: (M, 2D) with sines, else (N, M, D)
+    bias: Tensor | None = None  # c: (M,) with sines, else (N, M)
+
+    @property
+    def parameters(self) -> tuple[Tensor | None, ...]:
+        return self.w1, self.matrix, self.bias
+
+
+class WeightSpec(NamedTuple):
+    """α from logits ⟨P v + p, e_g⟩: a stick that they break, which is halted, or their softmax."""
+
+    proj_weight: Tensor  # P (D, D)
+    proj_bias: Tensor  # p (D,)
+    embedding: Tensor  # e (N, logits, D)
+    sticks: bool
+    balanced: bool
+    truncated: bool
+    halt_threshold: float
+
+
+class Observer:
+    """A forward hook that only looks: a layer computes the same with it as without it.
+
+    Where a kernel stands in for the module, the module runs beside it for the hook to see.
+    """
+
+    def __init__(self, look: Any):
+        self.look = look
+
+    def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.look(output)
+
+
+OWN_CODE: dict[type, dict[str, Any]] = {}
+
+
+def stands_for(kind: type) -> type:
+    """Notes the methods of a class as they are written, so that a patch of the class is seen."""
+    methods = {name for name in dir(kind) if callable(getattr(kind, name))} - set(dir(nn.Module))
+    OWN_CODE[kind] = {name: getattr(kind, name) for name in {*methods, "forward"}}
+    return kind
+
+
+stands_for(nn.Linear)
+
+
+def runs_own_code(module: Any, kind: type) -> bool:
+    """Whether calling the module runs what `kind` has for it, as written, and nothing else."""
+    own, state = type(module), module.__dict__
+    if own is not kind and not (parametrize.is_parametrized(module) and own.__bases__ == (kind,)):
+        return False
+    if any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
+        return False
+    for name in HOOKS:
+        hooks = state[name]
+        if hooks and not all(isinstance(hook, Observer) for hook in hooks.values()):
+            return False
+    written = OWN_CODE[kind]
+    if not state.keys().isdisjoint(written):
+        return False
+    return all(getattr(own, name) is method for name, method in written.items())
+
+
+def are_plain(*tensors: Tensor | None) -> bool:
+    """Whether tensors are PyTorch's own, not quantised, sharded or otherwise wrapped."""
+    return all(x is None or type(x) in (Tensor, nn.Parameter) for x in tensors)
+
+
+def observe(module: nn.Module, *inputs: Tensor) -> None:
+    """Runs a module that a kernel stood in for, if somebody is looking."""
+    if module._forward_hooks:
+        module(*(x.detach() for x in inputs))
