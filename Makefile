@@ -45,7 +45,7 @@ pictures: $(READY)
 	cp build/analysis/divergence-in-training.png docs/images/divergence.png
 
 results: $(READY)
-	$(BIN)/python -m ripple_attention.reproduce.readme
+	$(BIN)/python -m ripple_lab.reproduce.readme
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ripple-attention needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -22,16 +22,16 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ripple_attention.bench.measure import hardware
-from ripple_attention.data.augment import Augmentation
-from ripple_attention.files import write_csv
-from ripple_attention.recipes import find_recipe
-from ripple_attention.train.classification import DataSpec, Mixing
-from ripple_attention.train.classifier import Classifier
-from ripple_attention.train.progress import RunProgress
-from ripple_attention.train.recorder import read_metrics
-from ripple_attention.train.run import train
-from ripple_attention.train.safety import Safety, StoppedError
+from ripple_lab.bench.measure import hardware
+from ripple_lab.data.augment import Augmentation
+from ripple_lab.files import write_csv
+from ripple_lab.recipes import find_recipe
+from ripple_lab.train.classification import DataSpec, Mixing
+from ripple_lab.train.classifier import Classifier
+from ripple_lab.train.preemption import Safety, StoppedError
+from ripple_lab.train.progress import RunProgress
+from ripple_lab.train.recorder import read_metrics
+from ripple_lab.train.run import train
 
 NAMES = ("cifar100-ripple-tiny", "cifar100-deit-tiny", "cifar100-deit-la-tiny")
 STEPS = 97  # of an epoch

@@ -15,8 +15,8 @@ from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
-    [f"ripple_attention.{name}" for name in ("cli", "demo", "train.run", "train.classifier")]
-    + ["ripple_attention.train.detector"]
+    [f"ripple_lab.{name}" for name in ("commands", "demo")]
+    + [f"ripple_lab.train.{name}" for name in ("run", "classifier", "detector")]
 )
 
 
@@ -73,7 +73,7 @@ def _ripple(words, output, errors, environment):
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = [str(Path(sys.executable).with_name("ripple")), *words]
-    from ripple_command import main
+    from ripple_lab.start import main
 
     main()
 

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 from ripple_attention.modules import RippleAttention
-from ripple_attention.recipes import find_recipe
-from ripple_attention.train.checkpoint import describe, write_weights
-from ripple_attention.train.classifier import create_model
+from ripple_lab.recipes import find_recipe
+from ripple_lab.train.checkpoint import describe, write_weights
+from ripple_lab.train.classifier import create_model
 
 
 def write_small_run(folder, seed=0):

@@ -39,7 +39,7 @@ def safe_divide(numerator: Tensor | float, denominator: Tensor) -> Tensor:
     return torch.where(empty, 0, numerator / torch.where(empty, 1, denominator))
 
 
-def settle(denominator: Tensor, magnitude: Tensor, units: int = 16) -> Tensor:
+def flush_cancellation(denominator: Tensor, magnitude: Tensor, units: int = 16) -> Tensor:
     """The denominator, or 0 where it is no more than the rounding of what it is a difference of.
 
     Where eps lifts it above that, the rounding of the numerator is divided by more, and stays.

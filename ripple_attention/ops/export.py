@@ -8,7 +8,7 @@ graph runs without this package.
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, safe_divide, settle
+from ripple_attention.ops.common import accumulation_dtype, flush_cancellation, safe_divide
 from ripple_attention.partition import Partition
 
 TILE = 8  # rows and columns of a tile of queries
@@ -71,7 +71,7 @@ def ripple_export(
     near = near.unflatten(0, (B * N, tiles)).flatten(1, 2).index_select(1, place.flatten())
 
     near_sum, far_sum = near[..., -1:], far[..., -1:]
-    denominator = settle(near_sum + far_sum + eps, near_sum.abs() + far_sum.abs())
+    denominator = flush_cancellation(near_sum + far_sum + eps, near_sum.abs() + far_sum.abs())
     out = safe_divide(near[..., :-1] + far[..., :-1], denominator)  # (B·N, L, E)
     return out.unflatten(1, (H, W)).unflatten(0, (B, N)).permute(0, 2, 3, 1, 4).to(v.dtype)
 

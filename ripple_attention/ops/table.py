@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide, settle
+from ripple_attention.ops.common import accumulation_dtype, flush_cancellation, parts, safe_divide
 
 # Numbers in one table at a time: near the cache on a CPU, enough to fill the machine elsewhere.
 NUMBERS_ON_CPU = 2**20
 NUMBERS_ELSEWHERE = 2**27
-UNITS = 8  # of `settle`; the largest that was seen is 2.7, over grids of up to 512×512 tokens
+# Of `flush_cancellation`; the largest that was seen is 2.7, over grids of up to 512×512 tokens.
+UNITS = 8
 
 
 def table_forward(
@@ -168,7 +169,7 @@ def _weighted_sums(
         sums.addcmul_(weight, box - inner)
         magnitude.addcmul_(weight.abs(), steps * per_box + count * per_cell)
         inner = box
-    return sums[..., :-1], settle(sums[..., -1:] + eps, magnitude, UNITS)
+    return sums[..., :-1], flush_cancellation(sums[..., -1:] + eps, magnitude, UNITS)
 
 
 def _query_gradients(

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide, settle
+from ripple_attention.ops.common import accumulation_dtype, flush_cancellation, parts, safe_divide
 from ripple_attention.partition import Partition
 
 # Small tiles waste little of their halo, large ones copy fewer keys; 8 columns need no padding on
@@ -181,7 +181,7 @@ def _attend(
             far = _by_tile(_by_head(rest * queries, strip) @ state, strip)
             numerator += far[..., :-1]
             magnitude = near.abs() + far[..., -1:].abs()
-            denominator = settle(denominator + far[..., -1:], magnitude)
+            denominator = flush_cancellation(denominator + far[..., -1:], magnitude)
         out = strip.untile_queries(safe_divide(numerator, denominator), heads)
         yield strip, out, strip.untile_queries(denominator, heads).squeeze(-1)
 

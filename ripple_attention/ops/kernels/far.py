@@ -4,7 +4,7 @@ Forward S = Σ_j φk_j [v_j, 1]ᵀ; backward T = Σ_i φq_i [∂o_i, −δ_i]ᵀ
 chunks of tokens (those of S come from the fused front where there is one), which are added in a
 fixed order, so results repeat bit for bit. Every query takes part of S, so it is cut in two for
 tensor cores, x = high + low; and its sum of ones in three, all of its bits, because differences of
-denominators decide what counts as zero (`ops.common.settle`).
+denominators decide what counts as zero (`ops.common.flush_cancellation`).
 This module imports triton.
 """
 

@@ -53,7 +53,9 @@ from ripple_attention.ops.kernels.far import _cut_state, _load_cut_ones, _sum_ch
 from ripple_attention.ops.kernels.launch import launch, overlapping, overlaps
 from ripple_attention.ops.tiling import far_sums_like, is_single_window
 
-ROUNDING: tl.constexpr = tl.constexpr(16 * torch.finfo(torch.float32).eps)  # of `settle`
+ROUNDING: tl.constexpr = tl.constexpr(
+    16 * torch.finfo(torch.float32).eps
+)  # of `flush_cancellation`
 
 
 @triton.jit

@@ -1,0 +1,201 @@
+"""Batches for a run: the same order on any number of devices, and from any step of a run on."""
+
+import math
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from ripple_lab.data.batch_augment import send
+from ripple_lab.data.images import Images
+
+# Images that are augmented at once: enough to fill a GPU and to hide the start of each kernel.
+IMAGES_AT_ONCE = 8192
+
+
+class TrainBatches:
+    """Indices of each step's images on one device; the last, incomplete batch is left out.
+
+    Each epoch has an order of its own, drawn from the seed and the epoch alone. Iteration starts at
+    the batch that `step()` names, so a resumed run sees what the broken one did not.
+
+    Args:
+        count: Images of the data set.
+        batch_size: Images of a step, over all devices.
+        seed: Of the order.
+        step: Steps made so far.
+        rank, world: Which of how many devices.
+    """
+
+    def __init__(
+        self,
+        count: int,
+        batch_size: int,
+        seed: int,
+        step: Callable[[], int] = lambda: 0,
+        rank: int = 0,
+        world: int = 1,
+    ):
+        if count < batch_size:
+            raise ValueError(
+                f"an epoch needs at least one batch: {batch_size=}, and there are {count} images"
+            )
+        self.count, self.batch_size, self.seed = count, batch_size, seed
+        self.step, self.rank, self.world = step, rank, world
+
+    def __len__(self) -> int:
+        return self.count // self.batch_size
+
+    def position(self) -> tuple[int, int]:
+        """The epoch and the batch in it that come next."""
+        return divmod(self.step(), len(self))
+
+    def order(self, epoch: int) -> Tensor:
+        """Indices of this device's images in an epoch: (batches, images of a batch)."""
+        generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
+        order = torch.randperm(self.count, generator=generator)[: len(self) * self.batch_size]
+        return order.view(len(self), self.world, -1)[:, self.rank]
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, first = self.position()
+        yield from self.order(epoch)[first:].tolist()
+
+
+class SeededBatches:
+    """Batches of indices, each with a seed of its own for the epoch."""
+
+    def __init__(self, batches: TrainBatches):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        epoch, _ = self.batches.position()
+        for batch in self.batches:
+            yield [(index, mix_seed(self.batches.seed, epoch, index)) for index in batch]
+
+
+class SeededItems(Dataset[Any]):
+    """A data set whose augmentation draws from the seed that comes with an index.
+
+    So it is the same whichever process makes it, and from whichever step a run goes on.
+    """
+
+    def __init__(self, dataset: Any):
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, item: tuple[int, int]) -> Any:
+        index, seed = item
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+        return self.dataset[index]
+
+
+class EvaluationBatches:
+    """Indices for evaluation: every image once, the same number of batches on every device."""
+
+    def __init__(self, count: int, batch_size: int, rank: int = 0, world: int = 1):
+        if count < world:
+            raise ValueError(f"{count} images cannot be shared by {world} devices")
+        batches = math.ceil(count / (batch_size * world))
+        parts = torch.arange(count).tensor_split(batches * world)
+        self.batches = [part.tolist() for part in parts[rank::world]]
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter(self.batches)
+
+
+class Resumable:
+    """Lightning asks a loader that can be resumed for its state; ours follows from the step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        pass
+
+
+class ResumableDataLoader(Resumable, DataLoader):
+    """Batches made image by image, by other processes; to be given `TrainBatches`."""
+
+
+class InMemoryLoader(Resumable):
+    """Batches of images that lie on the device, augmented there many batches at a time.
+
+    Args:
+        data: The images, uint8.
+        batches: Their order.
+        device: Where they are kept.
+        augment: uint8 (B, 3, H, W) and a generator on the CPU → float32 (B, 3, S, S).
+    """
+
+    def __init__(
+        self,
+        data: Images,
+        batches: TrainBatches,
+        device: torch.device,
+        augment: Callable[[Tensor, torch.Generator], Tensor],
+    ):
+        self.images, self.labels = data.images.to(device), data.labels.to(device)
+        self.batches, self.augment = batches, augment
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        epoch, first = self.batches.position()
+        order = self.batches.order(epoch)
+        at_once = max(1, IMAGES_AT_ONCE // order.shape[1])
+        for number, chunk in enumerate(order.split(at_once)):
+            skipped = min(max(0, first - number * at_once), len(chunk))
+            if skipped == len(chunk):
+                continue
+            seed = mix_seed(self.batches.seed, epoch, number, self.batches.rank)
+            generator = torch.Generator().manual_seed(seed)
+            index = send(chunk.flatten(), self.images.device)
+            images = self.augment(self.images[index], generator).unflatten(0, chunk.shape)
+            labels = self.labels[index].view(chunk.shape)
+            yield from zip(images[skipped:], labels[skipped:], strict=True)
+
+
+class InMemoryEvaluationLoader:
+    """Batches of images that lie on the device, normalised and otherwise as they are."""
+
+    def __init__(
+        self,
+        data: Images,
+        batches: EvaluationBatches,
+        device: torch.device,
+        normalize: Callable[[Tensor], Tensor],
+    ):
+        self.images, self.labels = data.images.to(device), data.labels.to(device)
+        self.batches, self.normalize = batches, normalize
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for batch in self.batches:
+            index = send(torch.tensor(batch), self.images.device)
+            yield self.normalize(self.images[index]), self.labels[index]
+
+
+def mix_seed(*numbers: int) -> int:
+    """One seed of several numbers ≥ 0: neighbours give unrelated seeds.
+
+    >>> mix_seed(0, 1) == mix_seed(1, 0)
+    False
+    """
+    return int(np.random.SeedSequence(numbers).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,150 @@
+"""DETR's augmentation of pictures with boxes, by torchvision; it draws from torch's generator."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from PIL import Image
+from torch import Tensor
+from torchvision.ops import box_convert
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from ripple_lab.detection.matching import Target
+
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as the backbones take it
+
+Transform = Callable[[Image.Image, Target], tuple[Tensor, Target]]
+
+
+@dataclass(frozen=True)
+class DetectionAugmentation:
+    """What happens to a training picture. Lengths are in pixels."""
+
+    flip: float = 0.5
+    """Probability of a mirror image."""
+    scales: tuple[int, ...] = tuple(range(480, 801, 32))
+    """The shorter side becomes one of these; none of them leaves a picture as it is."""
+    max_size: int = 1333
+    """The longer side is at most this, whatever the shorter one becomes."""
+    crop: float = 0.5
+    """Probability that a part is cut out before."""
+    crop_scales: tuple[int, ...] = (400, 500, 600)
+    """For that, the shorter side first becomes one of these."""
+    crop_sizes: tuple[int, int] = (384, 600)
+    """Height and width of the part lie between these, or are those of the picture if it is less."""
+
+    def __post_init__(self) -> None:
+        for name in ("flip", "crop"):
+            probability = getattr(self, name)
+            if not 0 <= probability <= 1:
+                raise ValueError(f"{name} is a probability, 0 to 1; got {name}={probability}")
+        for name in ("scales", "crop_scales"):
+            if min(getattr(self, name), default=1) < 1:
+                raise ValueError(f"{name} must be lengths ≥ 1; got {name}={getattr(self, name)}")
+        if not self.crop_scales and self.crop:
+            raise ValueError("crop_scales must be one or more lengths ≥ 1, or crop 0; got none")
+        if self.max_size < max(self.scales, default=1):
+            raise ValueError(
+                "max_size must be at least the largest of scales; got "
+                f"max_size={self.max_size}, scales={self.scales}"
+            )
+        if not 1 <= self.crop_sizes[0] <= self.crop_sizes[1]:
+            raise ValueError(
+                f"crop_sizes are the least and the largest; got crop_sizes={self.crop_sizes}"
+            )
+
+
+def train_transform(aug: DetectionAugmentation) -> Transform:
+    """DETR's augmentation of one training picture.
+
+    Args:
+        aug: What happens to it.
+
+    Returns:
+        Picture and target, boxes in pixels → normalised float32 (3, H, W), and the target with
+        boxes as centre, width and height relative to that image. Boxes that were cut off, down to
+        less than a pixel, are left out.
+    """
+    resize: v2.Transform = v2.Identity()
+    if aug.scales:
+        resize = _resize(aug.scales, aug.max_size)
+    flip = v2.RandomHorizontalFlip(aug.flip)
+    if not aug.crop:
+        return DetectionTransform([flip, resize])
+    cut = v2.Compose([_resize(aug.crop_scales, None), RandomSizeCrop(*aug.crop_sizes), resize])
+    return DetectionTransform([flip, v2.RandomChoice([resize, cut], p=[1 - aug.crop, aug.crop])])
+
+
+def evaluation_transform(scale: int | None = 800, max_size: int = 1333) -> Transform:
+    """What is done to a picture that is to be judged: it is resized.
+
+    Args:
+        scale: Its shorter side in pixels; None leaves it as it is.
+        max_size: The longer side is at most this.
+
+    Returns:
+        As `train_transform`.
+    """
+    if scale is None:
+        return DetectionTransform([])
+    if not 1 <= scale <= max_size:
+        raise ValueError(f"scale must lie between 1 and max_size; got {scale=}, {max_size=}")
+    return DetectionTransform([_resize((scale,), max_size)])
+
+
+class DetectionTransform:
+    """Changes pictures and boxes, and brings them into the form that model and loss take.
+
+    Args:
+        steps: Transforms of torchvision's version 2.
+    """
+
+    def __init__(self, steps: list[Callable[..., Any]]):
+        self._steps = v2.Compose([v2.ToImage(), *steps, v2.SanitizeBoundingBoxes()])
+        self._normalize = v2.Compose(
+            [v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD), v2.ToPureTensor()]
+        )
+
+    def __call__(self, image: Image.Image, target: Target) -> tuple[Tensor, Target]:
+        changed, target = self._steps(image, target)
+        height, width = changed.shape[-2:]
+        boxes = box_convert(target["boxes"].as_subclass(Tensor), "xyxy", "cxcywh")
+        relative = boxes / torch.tensor([width, height, width, height])
+        return self._normalize(changed), target | {"boxes": relative}
+
+
+class RandomSizeCrop(v2.Transform):
+    """Cuts out a part of random height, width and place.
+
+    Args:
+        least, most: Height and width of the part in pixels; never more than the picture has.
+    """
+
+    def __init__(self, least: int, most: int):
+        super().__init__()
+        self.least, self.most = least, most
+
+    def make_params(self, flat_inputs: list[Any]) -> dict[str, Any]:
+        full_height, full_width = v2.query_size(flat_inputs)
+        height, width = self._length(full_height), self._length(full_width)
+        top, left = _draw(0, full_height - height), _draw(0, full_width - width)
+        return {"top": top, "left": left, "height": height, "width": width}
+
+    def _length(self, full: int) -> int:
+        return _draw(min(self.least, full), min(self.most, full))
+
+    def transform(self, inpt: Any, params: dict[str, Any]) -> Any:
+        return F.crop(inpt, **params)
+
+
+def _resize(scales: tuple[int, ...], max_size: int | None) -> v2.RandomChoice:
+    """The shorter side becomes one of `scales`."""
+    # Where both are the same, the longer side alone decides; torchvision wants to be told so.
+    sizes = [None if scale == max_size else scale for scale in scales]
+    return v2.RandomChoice([v2.Resize(size, max_size=max_size) for size in sizes])
+
+
+def _draw(least: int, most: int) -> int:
+    return int(torch.randint(least, most + 1, ()))

@@ -1,0 +1,260 @@
+"""`ripple app`: a page on this machine, where one clicks on a patch and sees its ripples."""
+
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ripple_lab.inspection.uploads import MAX_BYTES, MAX_PIXELS, UploadError, decode
+from ripple_lab.inspection.viewer import (
+    EXAMPLES,
+    Viewer,
+    patch_at,
+    trained_settings,
+)
+from ripple_lab.inspection.views import Settings
+
+HOST = "127.0.0.1"
+TITLE = "Ripple attention, seen from a patch"
+INTRODUCTION = """
+A patch of a picture asks all others what they hold. **Linear attention** asks them all alike.
+**Ripple attention** first weighs them by the ring around the patch that they lie in, and learns
+how: click on a patch and see.
+"""
+ABOUT_DISTANCE = "Rings from this distance on join the rest (at most as many as were trained)."
+ABOUT_THRESHOLD = "A ripple halts where less than this is left to give away."
+ABOUT_LINEAR = (
+    "The rows **attention** and **linear attention** have the same similarities; only the rings' "
+    "weights differ. Bright is more; grey in the last row: never halted."
+)
+# Nothing but this server: the browser itself refuses whatever a page might ask of others.
+POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
+    "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-ancestors 'self'"
+)
+
+
+class OnlyThisServer:
+    """Adds the policy above to every answer, as ASGI middleware."""
+
+    def __init__(self, app: Any):
+        self.app = app
+
+    async def __call__(
+        self, scope: Any, receive: Any, send: Callable[..., Awaitable[None]]
+    ) -> None:
+        async def send_with_policy(message: Any) -> None:
+            if message["type"] == "http.response.start":
+                headers = [
+                    *message.get("headers", []),
+                    (b"content-security-policy", POLICY.encode()),
+                ]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self.app(scope, receive, send_with_policy)
+
+
+def receive(path: str) -> Image.Image:
+    """The picture of an uploaded file, which is removed before anything else happens."""
+    file = Path(path)
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
+    finally:
+        file.unlink(missing_ok=True)
+    return decode(data)
+
+
+def create_page(viewer: Viewer) -> Any:
+    """The page, as gradio's Blocks."""
+    import gradio as gr
+
+    first = viewer.first_choice()
+    explainer = viewer.explainer(first)
+    start = next(iter(EXAMPLES))
+
+    def show(
+        choice: str, image: Any, at: Any, layer: str, distance: float, tau: float
+    ) -> list[Any]:
+        settings = Settings(int(distance), float(tau))
+        answer = viewer.answer(choice, image, at, _number(layer), settings)
+        return [
+            answer.picture, answer.classes, answer.words, answer.layers, answer.heads,
+            answer.grid_size,
+        ]  # fmt: skip
+
+    def take_example(name: str) -> list[Any]:
+        return [EXAMPLES[name](), None, ""]
+
+    def take_upload(path: str) -> list[Any]:
+        try:
+            return [receive(path), None, "", None]  # the last: room for the next file
+        except UploadError as error:
+            return [gr.skip(), gr.skip(), f"⛔ {error}", None]
+
+    def show_click(
+        choice: str, image: Any, layer: str, distance: float, tau: float,
+        grid_size: tuple[int, int], event: gr.SelectData,
+    ) -> list[Any]:  # fmt: skip
+        at = patch_at(event.index[0], event.index[1], grid_size)
+        return [*show(choice, image, at, layer, distance, tau), at]
+
+    def take_checkpoint(choice: str) -> list[Any]:
+        try:
+            return _controls(gr, viewer, choice)
+        except (ValueError, RuntimeError, OSError) as error:
+            raise gr.Error(str(error), duration=None) from None
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        image = gr.State(EXAMPLES[start]())
+        at, grid_size = gr.State(None), gr.State((1, 1))
+        gr.Markdown(f"# {TITLE}\n{INTRODUCTION}")
+        with gr.Row():
+            with gr.Column(scale=2, min_width=320):
+                picture = gr.Image(
+                    label="Click on a patch", type="pil", format="png", interactive=False,
+                    elem_id="picture", buttons=[],
+                )  # fmt: skip
+                refusal = gr.Markdown(elem_id="refusal")
+                example = gr.Radio(
+                    list(EXAMPLES), value=start, label="Examples", elem_id="examples"
+                )
+                upload = gr.File(
+                    label="Or drop a picture: PNG, JPEG or WebP, up to 10 MB",
+                    file_types=[".png", ".jpg", ".jpeg", ".webp"], type="filepath", height=150,
+                    elem_id="upload",
+                )  # fmt: skip
+            with gr.Column(scale=3, min_width=420):
+                choice = gr.Dropdown(viewer.choices, value=first, label="Checkpoint")
+                classes = gr.Label(label="Predicted classes", elem_id="classes")
+                said = gr.Markdown(elem_id="words")
+                distance = gr.Slider(
+                    1, max(2, explainer.max_distance), step=1, label="R_max", info=ABOUT_DISTANCE,
+                    value=max(1, explainer.max_distance), interactive=explainer.max_distance > 1,
+                    elem_id="distance",
+                )  # fmt: skip
+                tau = gr.Slider(
+                    0, 0.5, step=0.001, label="τ", info=ABOUT_THRESHOLD,
+                    value=explainer.halt_threshold, interactive=explainer.max_distance > 0,
+                    elem_id="tau",
+                )  # fmt: skip
+                reset = gr.Button("Both sliders as trained", size="sm")
+        gr.Markdown(f"### Every layer, mean of its heads\n{ABOUT_LINEAR}")
+        layers = gr.HTML(elem_id="layers", label="layers")
+        gr.Markdown("### One layer, head by head")
+        layer = gr.Dropdown(
+            _layers(viewer, first), value="layer 1", show_label=False, container=False, scale=0
+        )
+        heads = gr.HTML(elem_id="heads", label="heads")
+
+        asked = [choice, image, at, layer, distance, tau]
+        shown = [picture, classes, said, layers, heads, grid_size]
+        controls = [distance, tau, layer]
+        # One at a time; of what comes meanwhile (clicks, a slider that moves) the last is shown.
+        only: Any = {"show_progress": "minimal", "concurrency_limit": 1, "concurrency_id": "model"}
+        only["trigger_mode"] = "always_last"
+        page.load(show, asked, shown, **only)
+        # In one step: two could overtake those of the next click.
+        clicked = [choice, image, layer, distance, tau, grid_size]
+        picture.select(show_click, clicked, [*shown, at], **only)
+        for event in (
+            example.input(take_example, example, [image, at, refusal], trigger_mode="multiple"),
+            upload.upload(
+                take_upload, upload, [image, at, refusal, upload], trigger_mode="multiple"
+            ),
+            choice.input(take_checkpoint, choice, controls, trigger_mode="multiple"),
+            reset.click(lambda name: take_checkpoint(name)[:2], choice, controls[:2]),
+        ):
+            event.success(show, asked, shown, **only)
+        moved = [distance.input, tau.input, layer.input]
+        gr.on(moved, show, asked, shown, **only)
+    return page
+
+
+def _layers(viewer: Viewer, choice: str) -> list[str]:
+    return [f"layer {i + 1}" for i in range(viewer.explainer(choice).num_layers)]
+
+
+def _number(layer: str) -> int:
+    return int(layer.removeprefix("layer ")) - 1
+
+
+def _controls(gr: Any, viewer: Viewer, choice: str) -> list[Any]:
+    """The controls as a checkpoint was trained."""
+    explainer = viewer.explainer(choice)
+    settings = trained_settings(explainer)
+    largest = settings.max_distance or 1
+    return [
+        gr.update(maximum=max(2, largest), value=largest, interactive=largest > 1),
+        gr.update(value=settings.halt_threshold, interactive=explainer.max_distance > 0),
+        gr.update(choices=_layers(viewer, choice), value="layer 1"),
+    ]
+
+
+@contextmanager
+def kept_in_memory() -> Iterator[Path]:
+    """Where gradio lays down pictures: in memory where the system can, and gone at the end."""
+    memory = Path("/dev/shm")
+    root = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    before = os.environ.get("GRADIO_TEMP_DIR")
+    with tempfile.TemporaryDirectory(prefix="ripple-app-", dir=root) as folder:
+        os.environ["GRADIO_TEMP_DIR"] = folder  # the only way that gradio offers
+        try:
+            yield Path(folder)
+        finally:
+            if before is None:
+                del os.environ["GRADIO_TEMP_DIR"]
+            else:
+                os.environ["GRADIO_TEMP_DIR"] = before
+
+
+@contextmanager
+def served(viewer: Viewer, port: int | None = None, *, browse: bool = False) -> Iterator[str]:
+    """Serves the page on this machine alone while the block runs.
+
+    Yields:
+        Its address.
+    """
+    try:
+        import gradio as gr
+        from starlette.middleware import Middleware
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            "the page is made with gradio, which is not installed: "
+            "pip install 'ripple-attention[app,vision]'",
+            name=error.name,
+        ) from None
+
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS  # gradio opens some, too
+    with kept_in_memory():
+        page = create_page(viewer)
+        _, address, _ = page.launch(
+            server_name=HOST,
+            server_port=port,
+            share=False,
+            inbrowser=browse,
+            prevent_thread_lock=True,
+            quiet=True,
+            max_file_size=MAX_BYTES,
+            footer_links=[],
+            ssr_mode=False,
+            pwa=False,
+            mcp_server=False,
+            enable_monitoring=False,
+            state_session_capacity=16,  # each keeps a picture
+            theme=gr.themes.Default(
+                font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+            ),
+            app_kwargs={"middleware": [Middleware(OnlyThisServer)]},
+        )
+        try:
+            yield address
+        finally:
+            page.close(verbose=False)
+            Image.MAX_IMAGE_PIXELS = before

@@ -1,0 +1,10 @@
+"""Table 3, SMCA, 108 epochs.
+
+    ripple train coco-smca-108 --hardware.devices 8
+
+Not yet run.
+"""
+
+from ripple_lab.recipes.coco import coco
+
+RECIPE = coco("smca_resnet50", epochs=108)

@@ -1,0 +1,10 @@
+"""Table 6, DPFP.
+
+    ripple train imagenet-deit-la-tiny-dpfp --hardware.devices 8
+
+Not yet run.
+"""
+
+from ripple_lab.recipes.imagenet import imagenet
+
+RECIPE = imagenet("deit_la_tiny_patch16_224", feature_map="dpfp")

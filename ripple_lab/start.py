@@ -1,0 +1,26 @@
+"""Starts the command `ripple`.
+
+It imports nothing that takes long before it listens, so that Ctrl-C is one line from the start.
+"""
+
+import os
+import signal
+from types import FrameType
+
+
+def main() -> None:
+    """Imports the command, and runs it."""
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if heeded:
+        signal.signal(signal.SIGINT, leave)
+    from ripple_lab.commands import main as run
+
+    if heeded:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    run()
+
+
+def leave(number: int, frame: FrameType | None) -> None:
+    """Leaves at once: half an import may swallow an exception, and nothing is written yet."""
+    os.write(2, b"Stopped.\n")
+    os._exit(130)

@@ -1,0 +1,144 @@
+"""What a recipe of classification decides beside what all recipes do."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+from ripple_attention.feature_maps import Scaling
+from ripple_attention.spatial_weights import Tail, WeightKind
+from ripple_lab.data.augment import Augmentation
+from ripple_lab.train.recipe import Recipe, at_least, fraction
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Which network. What is None is as the named model has it."""
+
+    name: str = "ripple_tiny_patch2_32"
+    """A vision transformer of timm's; `ripple models` lists ours."""
+    drop_path: float = 0.1
+    """Probability that a residual branch of the last layer is left out; earlier ones less."""
+    position_embeddings: bool = True
+    """Learned absolute position embeddings."""
+    class_token: bool = False
+    """Our DeiT and DeiT-LA: classify a class token in place of the tokens' mean."""
+    depth: int | None = None
+    """Layers."""
+    width: int | None = None
+    """Channels of a token."""
+    heads: int | None = None
+    """Heads of each attention layer."""
+    mlp_ratio: float | None = None
+    """Width of the MLPs, in widths of a token."""
+    patch_size: int | None = None
+    """Side of a patch in pixels."""
+    image_size: int | None = None
+    """Side of the images in pixels."""
+    ripple_layers: int | None = None
+    """How many layers, from the first, ripple."""
+    max_distance: int | None = None
+    """R_max: tokens at this distance and beyond are one group."""
+    partition: Literal["chebyshev", "logarithmic", "dense"] | None = None
+    """How rings grow with distance."""
+    weights: WeightKind | None = None
+    """Kind of spatial weights."""
+    balanced: bool | None = None
+    """Whether stick-breaking weights start uniform."""
+    halt_threshold: float | None = None
+    """τ: what is left of the stick when a ripple halts."""
+    tail: Tail | None = None
+    """How halted groups share what is left."""
+    feature_map: str | None = None
+    """Name of φ."""
+    num_features: int | None = None
+    """M: how many features φ has."""
+    scaling: Scaling | None = None
+    """The length that queries and keys are brought to before φ."""
+    eps: float | None = None
+    """What is added to the denominator of linear and ripple attention."""
+    implementation: str | None = None
+    """Algorithm of ripple attention."""
+
+    def __post_init__(self) -> None:
+        fraction(drop_path=self.drop_path)
+        sizes = ("depth", "width", "heads", "patch_size", "image_size")
+        given = {name: getattr(self, name) for name in (*sizes, "max_distance", "num_features")}
+        at_least(1, **{name: value for name, value in given.items() if value is not None})
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """Which images."""
+
+    name: Literal["cifar100", "imagenet", "digits", "made-up"] = "cifar100"
+    """The data set; "imagenet" is any set of class folders."""
+    root: str = "data"
+    """The folder that holds it."""
+    source: str = ""
+    """For "imagenet", a data-set name of timm's: "" for folders or tars, "hfds/…" for the Hub."""
+    download: bool = False
+    """Fetch what is missing."""
+    in_memory: bool = True
+    """Keep all images on the device and augment whole batches there; else image by image."""
+    num_classes: int = 100
+    """How many classes it has."""
+    count: int = 1024
+    """Of made-up images: how many."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_classes=self.num_classes, count=self.count)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Mixup and cutmix of the images of a batch, by timm."""
+
+    mixup: float = 0.8
+    """α of mixup; 0 for none."""
+    cutmix: float = 1.0
+    """α of cutmix; 0 for none."""
+    switch: float = 0.5
+    """Probability of cutmix where both are on."""
+
+    def __post_init__(self) -> None:
+        at_least(0, mixup=self.mixup, cutmix=self.cutmix)
+        fraction(switch=self.switch)
+
+
+@dataclass(frozen=True)
+class ClassificationRecipe(Recipe):
+    """Everything that decides the result of training a classifier."""
+
+    task: ClassVar[str] = "classification"
+
+    model: ModelSpec = field(default_factory=ModelSpec)
+    data: DataSpec = field(default_factory=DataSpec)
+    augmentation: Augmentation = field(default_factory=Augmentation)
+    mixing: Mixing = field(default_factory=Mixing)
+    label_smoothing: float = 0.1
+    """Probability spread over all classes."""
+    ema_decay: float | None = 0.99996
+    """Also keep a running mean of the weights, of this decay; None for no mean."""
+
+    def __post_init__(self) -> None:
+        fraction(label_smoothing=self.label_smoothing)
+        super().__post_init__()
+
+    @property
+    def mixes(self) -> bool:
+        return self.mixing.mixup > 0 or self.mixing.cutmix > 0
+
+    def create_module(self) -> Any:
+        from ripple_lab.train.classifier import Classifier
+
+        return Classifier(self)
+
+    def smoke_run(self) -> Self:
+        """Its own model on noise."""
+        short = super().smoke_run()
+        data = DataSpec(
+            name="made-up",
+            num_classes=self.data.num_classes,
+            count=2 * short.batch_size,
+            in_memory=self.data.in_memory,
+        )
+        return replace(short, data=data)

@@ -1,0 +1,146 @@
+"""What a recipe of detection decides beside what all recipes do."""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal, Self
+
+from ripple_lab.detection.matching import LossWeights
+from ripple_lab.detection.transforms import DetectionAugmentation
+from ripple_lab.train.recipe import OptimizerSpec, Recipe, at_least, fraction
+
+
+@dataclass(frozen=True)
+class DetectorSpec:
+    """Which detector."""
+
+    name: str = "smca_ripple_resnet50"
+    """One of ours; `ripple models --only smca` lists them."""
+    pretrained_backbone: bool = True
+    """Start the backbone from ImageNet weights, from torch's cache or the network."""
+    fixed_stages: int = 2
+    """How much of the backbone is not trained: 0 nothing, 2 the stem and the first stage."""
+    stages: int = 4
+    """How many stages of the backbone there are: 4 have cells of 32 pixels, 3 of 16, 2 of 8."""
+    queries: int = 300
+    """The most objects that a picture can have."""
+    encoder_layers: int = 6
+    """Layers in which cells look at each other."""
+    decoder_layers: int = 6
+    """Layers in which queries look at cells."""
+    width: int = 256
+    """Channels of encoder and decoder."""
+    heads: int = 8
+    """Heads of each attention layer."""
+    feedforward: int = 2048
+    """Channels between the two linear layers of a layer."""
+    dropout: float = 0.1
+    """Of attention and of what is added to tokens."""
+
+    def __post_init__(self) -> None:
+        fraction(dropout=self.dropout)
+        sizes = ("queries", "encoder_layers", "decoder_layers", "width", "heads", "feedforward")
+        at_least(1, **{name: getattr(self, name) for name in sizes})
+
+
+@dataclass(frozen=True)
+class DetectionDataSpec:
+    """Which pictures."""
+
+    name: Literal["coco", "shapes"] = "coco"
+    """"coco" is any folder in COCO's format; "shapes" are drawn on the spot."""
+    root: str = "data/coco"
+    """The folder that holds it."""
+    num_classes: int = 80
+    """How many classes it has."""
+    evaluation_scale: int | None = 800
+    """The shorter side of a picture that is judged, in pixels; None leaves it as it is."""
+    count: int = 4096
+    """Of shapes: how many pictures to train on."""
+    evaluation_count: int = 256
+    """Of shapes: how many pictures to judge."""
+
+    def __post_init__(self) -> None:
+        at_least(1, num_classes=self.num_classes, count=self.count)
+        at_least(1, evaluation_count=self.evaluation_count)
+        if self.evaluation_scale is not None:
+            at_least(1, evaluation_scale=self.evaluation_scale)
+
+
+@dataclass(frozen=True)
+class DetectionOptimizerSpec(OptimizerSpec):
+    """As of classifiers; the backbone, which is trained already, has a learning rate of its own."""
+
+    lr: float = 1e-4
+    """The largest learning rate."""
+    backbone_lr: float = 1e-5
+    """That of the backbone; it rises and falls as the other does."""
+    warmup_epochs: int = 0
+    """Epochs until the largest."""
+    weight_decay: float = 1e-4
+    """Not on biases and norms."""
+    clip: float | None = 0.1
+    """Largest norm of the gradient; None for no clipping."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least(0, backbone_lr=self.backbone_lr)
+
+
+@dataclass(frozen=True)
+class DetectionRecipe(Recipe):
+    """Everything that decides the result of training a detector."""
+
+    task: ClassVar[str] = "detection"
+
+    model: DetectorSpec = field(default_factory=DetectorSpec)
+    data: DetectionDataSpec = field(default_factory=DetectionDataSpec)
+    augmentation: DetectionAugmentation = field(default_factory=DetectionAugmentation)
+    optimizer: DetectionOptimizerSpec = field(default_factory=DetectionOptimizerSpec)
+    loss: LossWeights = field(default_factory=LossWeights)
+    epochs: int = 50
+    """Passes over the training pictures."""
+    batch_size: int = 16
+    """Pictures of a step, over all devices."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if (self.data.evaluation_scale or 1) > self.augmentation.max_size:
+            raise ValueError(
+                "data.evaluation_scale must not exceed augmentation.max_size; got "
+                f"{self.data.evaluation_scale} and {self.augmentation.max_size}"
+            )
+        if self.hardware.compile:
+            raise ValueError(
+                "hardware.compile is for classifiers: pictures of many sizes would be compiled "
+                "again and again; leave it out"
+            )
+
+    def create_module(self) -> Any:
+        from ripple_lab.train.detector import DetectorTraining
+
+        return DetectorTraining(self)
+
+    def without_start(self) -> Self:
+        return replace(self, model=replace(self.model, pretrained_backbone=False))
+
+    def smoke_run(self) -> Self:
+        """A small one of its own kind from random weights, on small pictures of shapes."""
+        short, model = super().smoke_run(), self.model
+        small = replace(
+            model,
+            pretrained_backbone=False,
+            stages=min(3, model.stages),
+            queries=min(20, model.queries),
+            encoder_layers=min(2, model.encoder_layers),
+            decoder_layers=min(2, model.decoder_layers),
+        )
+        data = DetectionDataSpec(
+            "shapes", num_classes=3, evaluation_scale=64, count=2 * short.batch_size
+        )
+        return replace(
+            short,
+            model=small,
+            data=replace(data, evaluation_count=short.batch_size),
+            augmentation=DetectionAugmentation(
+                scales=(64, 96), max_size=128, crop_scales=(96,), crop_sizes=(48, 96)
+            ),
+        )

@@ -1,0 +1,122 @@
+"""What the spatial weights do in training: their means, how far they are from fixed ones, and where
+ripples halt, after every epoch."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from torch import Tensor, nn
+
+from ripple_attention.modules import record_spatial_weights
+from ripple_attention.spatial_weights import SpatialWeights
+from ripple_lab.divergence import divergence_from_fixed
+from ripple_lab.train.recorder import Recorder, Row, forget_after
+
+RIPPLES = "ripples.jsonl"
+IMAGES = 8  # of a batch, whose weights are looked at
+
+
+def has_ripples(model: nn.Module) -> bool:
+    """Whether a model has spatial weights."""
+    return any(isinstance(module, SpatialWeights) for module in model.modules())
+
+
+def halting_group(weights: Tensor, threshold: float) -> Tensor:
+    """The group before which less than the threshold is left of the stick, G where none is: (…).
+
+    Args:
+        weights: (…, G), halted or not: what a ripple has left when it halts is the same.
+        threshold: τ.
+
+    >>> halting_group(torch.tensor([[0.5, 0.4995, 0.00025, 0.00025], [0.4, 0.3, 0.2, 0.1]]), 1e-3)
+    tensor([2, 4])
+    """
+    left = 1 - weights.cumsum(-1)  # after each group
+    return 1 + (left[..., :-1] >= threshold).long().cumprod(-1).sum(-1)
+
+
+def profile(model: nn.Module, images: Any) -> dict[str, Any]:
+    """Of each ripple layer, means over the tokens of some images.
+
+    Args:
+        model: Run as it is, without gradients.
+        images: As it takes them.
+
+    Returns:
+        "weights" (layers, heads, G) as lists, "divergence" and "halting" by layer.
+    """
+    thresholds = {
+        name: module.halt_threshold
+        for name, module in model.named_modules()
+        if isinstance(module, SpatialWeights)
+    }
+    training = model.training
+    model.eval()
+    try:
+        # `forward` is never compiled, so that its layers are seen.
+        with torch.no_grad(), record_spatial_weights(model) as recorded:
+            model.forward(images)
+    finally:
+        model.train(training)
+    means, divergences, halting = [], [], []
+    for name, weights in recorded.items():
+        weights = weights.float()
+        means.append(weights.mean((0, 1, 2)).tolist())
+        divergences.append(float(divergence_from_fixed(weights).mean()))
+        halting.append(float(halting_group(weights, thresholds[name]).float().mean()))
+    return {"weights": means, "divergence": divergences, "halting": halting}
+
+
+def summary(line: Row) -> Row:
+    """A line of `ripples.jsonl` as a row of the metrics: means over the layers, and each layer's
+    divergence."""
+    layers, halting = line["divergence"], line["halting"]
+    return {
+        "kind": "ripples",
+        "step": line["step"],
+        "epoch": line["epoch"],
+        "groups": len(line["weights"][0][0]),
+        "jsd": sum(layers) / len(layers),
+        "halting_group": sum(halting) / len(halting),
+        **{f"jsd/layer_{index}": value for index, value in enumerate(layers)},
+    }
+
+
+class RippleProfiles(pl.Callback):
+    """Writes down the profiles of a model's ripples before training and after every epoch.
+
+    A row of the metrics gets the mean divergence from fixed weights (also by layer) and the mean
+    halting group; `ripples.jsonl` the mean weights of each layer, head and group.
+    """
+
+    def __init__(self, folder: Path, recorder: Recorder):
+        self.path = folder / RIPPLES
+        self._recorder = recorder
+
+    def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
+        if trainer.is_global_zero:
+            forget_after(self.path, trainer.global_step)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.global_step == 0:
+            self._write(trainer, module, batch)
+
+    def on_train_batch_end(
+        self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if trainer.is_last_batch:
+            self._write(trainer, module, batch)
+
+    def _write(self, trainer: pl.Trainer, module: Any, batch: Any) -> None:
+        if not trainer.is_global_zero:
+            return
+        epoch = trainer.global_step / trainer.num_training_batches
+        found = profile(module.model, batch[0][:IMAGES])
+        line = {"step": trainer.global_step, "epoch": epoch, **found}
+        self._recorder.write(summary(line))
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(line) + "\n")

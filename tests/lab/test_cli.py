@@ -1,0 +1,539 @@
+"""The commands, as a person would type them."""
+
+import csv
+import io
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+from typer.testing import CliRunner
+
+from inputs import relative_error
+from ripple_attention import chebyshev
+from ripple_lab import commands as cli
+from ripple_lab.bench import measure, model, op
+from ripple_lab.data.batch_augment import normalize
+from ripple_lab.data.cifar100 import load_cifar100
+from ripple_lab.data.digits import load_digits_images
+from ripple_lab.inspection.viewer import EXAMPLES
+from ripple_lab.plots import weight_map
+from ripple_lab.recipes import find_recipe
+from ripple_lab.train import commands
+from ripple_lab.train.checkpoint import (
+    EMBEDDED,
+    CheckpointError,
+    describe,
+    read_description,
+    read_weights,
+    write_weights,
+)
+from ripple_lab.train.classifier import preprocessing
+from ripple_lab.train.evaluate import Predictor, evaluate
+from ripple_lab.train.recipe import differences
+
+PNG = b"\x89PNG"
+
+
+@pytest.fixture(autouse=True)
+def short_samples(monkeypatch):
+    monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.01)
+
+
+def ripple(*words):
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def test_picture_is_written(tmp_path):
+    path = tmp_path / "new folder" / "ripples.png"
+    assert ripple("picture", path).exit_code == 0
+    assert path.read_bytes()[:4] == PNG
+    assert ripple("picture", tmp_path / "ripples.svg").exit_code == 0
+    assert "<svg" in (tmp_path / "ripples.svg").read_text()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["new folder", "ripples.svg"]
+
+
+def test_bench_op_times_some_systems_alone(tmp_path):
+    path = tmp_path / "op.csv"
+    words = ("--sides", 5, "--rounds", 1, "--heads", 1, "--head-dim", 4, "--output", path)
+    done = ripple("bench", "op", *words, "--only", "naive,linear attention")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    names = ["ripple naive", "linear attention"]
+    assert list(dict.fromkeys(row["system"] for row in rows)) == [*names, op.FLOOR]
+    assert all(row["relative_error"] for row in rows if row["system"] in names)
+    done = ripple("bench", "op", *words, "--only", "ripple tield")
+    said = " ".join(done.output.replace("│", " ").split())
+    assert done.exit_code == 2 and "did you mean ripple tiled" in said
+
+
+def test_bench_op_checks_times_and_writes(tmp_path):
+    path, figure = tmp_path / "op.csv", tmp_path / "op.png"
+    words = ("--sides", "5,9", "--rounds", 1, "--heads", 2, "--head-dim", 8, "--output", path)
+    done = ripple("bench", "op", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    assert {row["system"] for row in rows} == {*op.systems(chebyshev(4)), op.FLOOR}
+    assert {row["pass"] for row in rows} == set(op.PASSES)
+    assert {row["tokens"] for row in rows} == {"25", "81"}
+    for row in rows:
+        assert row["status"] == "ok"
+        assert float(row["median_ms"]) > 0
+        assert float(row["peak_mb"]) > 0 or row["system"] == op.FLOOR
+        if not row["system"].startswith(("softmax", "floor")):
+            assert float(row["relative_error"]) < 1e-5
+    assert "81 tokens" in done.output
+    assert ripple("bench", "plot", path, figure).exit_code == 0
+    assert figure.read_bytes()[:4] == PNG
+
+
+def test_bench_model_times_whole_models(tmp_path):
+    path = tmp_path / "model.csv"
+    words = ("--sides", "3", "--tokens-at-once", 9, "--rounds", 1, "--dtype", "float32")
+    words += ("--device", "cpu", "--no-compiled", "--only", "R_max 4", "--output", path)
+    done = ripple("bench", "model", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    assert [row["pass"] for row in rows] == ["forward", "training step"]
+    for row in rows:
+        assert row["system"] == "ripple, R_max 4"
+        assert row["tokens"] == "9"
+        assert float(row["images_per_second"]) == pytest.approx(
+            1e3 * int(row["batch"]) / float(row["median_ms"]), rel=1e-2
+        )
+    for picture in (tmp_path / "models.png", tmp_path / "models.svg"):
+        assert ripple("bench", "plot", path, picture).exit_code == 0
+    assert "training step, ms an image" in picture.read_text()
+    assert ripple("bench", "model", "--only", "resnet").exit_code == 2
+
+
+def test_bench_detection_times_encoders_and_detectors(tmp_path):
+    path = tmp_path / "detection.csv"
+    words = ("--grids", "2x3,3×2", "--image", "32x64", "--backbone", "resnet18", "--rounds", 1)
+    words += ("--dtype", "float32", "--device", "cpu", "--padded", "--output", path)
+    done = ripple("bench", "detection", *words)
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    encoders = [row for row in rows if row["part"] == "encoder"]
+    assert [(row["height"], row["width"]) for row in encoders[:: len(encoders) // 2]] == [
+        ("2", "3"),
+        ("3", "2"),
+    ]
+    assert {row["system"] for row in encoders} == {"softmax", "linear", "ripple"}
+    assert [row["system"] for row in rows if row["part"] == "detector"] == [
+        "smca_resnet18",
+        "smca_la_resnet18",
+        "smca_ripple_resnet18",
+    ]
+    assert all(row["status"] == "ok" and float(row["median_ms"]) > 0 for row in rows)
+    assert "smca_ripple_resnet18" in done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--grids", "25"), "height×width"),
+        (("--grids", "0x4"), "height×width"),
+        (("--backbone", "vgg"), "resnet50, resnet18"),
+        (("--dtype", "int8"), "float32, bfloat16 or float16"),
+        (("--image", "8x8,9x9"), "one size of picture"),
+        (("--grids", "none", "--image", "none"), "nothing to time"),
+    ],
+)
+def test_bench_detection_refuses_bad_options(words, message):
+    done = ripple("bench", "detection", *words)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+@pytest.mark.parametrize("name", model.SYSTEMS)
+def test_every_system_of_bench_model_runs_on_its_grid(name):
+    config = model.ModelBenchmark(device="cpu", dtype="float32", compile=False)
+    model.make_step(name, 4, 1, "forward", config)()
+
+
+def test_bench_model_takes_a_batch_and_a_width(tmp_path):
+    path = tmp_path / "models.csv"
+    words = ("--sides", "2,3", "--batch", 3, "--width", 12, "--device", "cpu", "--dtype", "float32")
+    words += ("--no-compiled", "--rounds", 1, "--only", "DeiT-LA of 4 layers", "--output", path)
+    done = ripple("bench", "model", *words, "--forward-alone")
+    assert done.exit_code == 0, done.output
+    rows = list(csv.DictReader(path.open()))
+    assert [(row["tokens"], row["batch"], row["embed_dim"]) for row in rows] == [
+        ("4", "3", "12"), ("9", "3", "12")
+    ]  # fmt: skip
+    assert {row["pass"] for row in rows} == {"forward"}
+    assert ripple("bench", "model", *words).exit_code == 0
+    assert {row["pass"] for row in csv.DictReader(path.open())} == set(model.PASSES)
+    usual, narrow = model.ModelBenchmark(device="cpu"), model.ModelBenchmark(device="cpu", width=96)
+    assert model.default_path(usual) != model.default_path(narrow)
+    done = ripple("bench", "model", "--width", 100)
+    assert done.exit_code == 2 and "multiple of the 6 heads" in done.output
+
+
+def test_models_are_listed_beside_the_papers_counts():
+    done = ripple("models", "--only", "tiny4", "--throughput", 1)
+    assert done.exit_code == 0, done.output
+    assert "ripple_tiny4_patch2_32" in done.output
+    assert "1.89 (table 8)" in done.output
+    assert "images/s" in done.output
+    done = ripple("models", "--only", "smca_la_resnet50")
+    assert done.exit_code == 0, done.output
+    assert "41.7 (table 3)" in done.output
+    assert "79 (table 3)" in done.output
+    done = ripple("models", "--only", "vgg")
+    assert done.exit_code == 2
+    assert "smca_ripple_resnet18" in done.output
+
+
+def test_bench_op_refuses_to_time_a_wrong_result(monkeypatch):
+    real = op.systems
+
+    def wrong(*arguments):
+        return real(*arguments) | {"ripple table": lambda q, k, v, weights: v}
+
+    monkeypatch.setattr(op, "systems", wrong)
+    with pytest.raises(RuntimeError, match="ripple table disagrees .* nothing was timed"):
+        list(op.run(op.OpBenchmark(sides=(5,), heads=1, head_dim=4)))
+
+
+def test_bench_op_names_what_does_not_fit(monkeypatch):
+    monkeypatch.setattr(measure, "available_bytes", lambda device: 100_000)
+    rows = list(op.run(op.OpBenchmark(sides=(12,), heads=1, head_dim=4, rounds=1)))
+    skipped = {row["system"] for row in rows if row["status"] != "ok"}
+    assert skipped == {"ripple naive", "ripple table by autograd", "softmax with ripples"}
+    assert all("needs about" in row["status"] for row in rows if row["system"] in skipped)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--dtype", "int8"), "must be one of"),
+        (("--sides", "14;32"), "whole numbers"),
+        (("--sides", "0"), "whole numbers"),
+        (("--max-distance", "0"), "greater than or equal"),
+    ],
+)
+def test_bench_op_refuses_bad_options(words, message):
+    done = ripple("bench", "op", *words)
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_table_by_autograd_is_the_same_function():
+    config = op.OpBenchmark(heads=2, head_dim=4, dtype="float64")
+    partition = chebyshev(4)
+    inputs = op.make_inputs(config, 9, partition)
+    systems = op.systems(partition)
+    grads = {
+        name: torch.autograd.grad(systems[name](*inputs).square().sum(), inputs)
+        for name in ("ripple table by autograd", "ripple naive")
+    }
+    for ours, reference in zip(*grads.values(), strict=True):
+        assert relative_error(ours, reference) < 1e-10
+
+
+def test_peak_memory_is_what_is_held_at_a_time():
+    def step():
+        first = torch.empty(1_000_000)
+        del first
+        second = torch.empty(2_000_000)
+        third = torch.empty(500_000)
+        del second, third
+
+    assert measure.peak_bytes(step, torch.device("cpu")) == pytest.approx(10_000_000, rel=0.01)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """What `ripple demo` leaves, after a shorter training."""
+    folder = tmp_path_factory.mktemp("runs") / "demo"
+    return folder, ripple("demo", "--epochs", 2, "--output", folder)
+
+
+def test_demo_trains_and_draws(demo):
+    folder, done = demo
+    assert done.exit_code == 0, done.output
+    assert "Accuracy on 360 digits it has not seen" in done.output
+    assert (folder / "ripples.png").read_bytes()[:4] == PNG
+
+
+@pytest.mark.slow
+def test_the_demo_reaches_97_percent(tmp_path):
+    done = ripple("demo", "--output", tmp_path / "demo")
+    assert done.exit_code == 0, done.output
+    assert json.loads((tmp_path / "demo/result.json").read_text())["top1"] >= 97
+
+
+def test_evaluate_gives_the_accuracy_that_training_ended_with(demo):
+    folder, _ = demo
+    result = json.loads((folder / "result.json").read_text())
+    for path in (folder, folder / "model.safetensors", folder / "checkpoints/step-00000118"):
+        done = ripple("evaluate", path)
+        assert done.exit_code == 0, done.output
+        words = done.output.split()
+        assert words[words.index("360") :][:5:2] == [
+            "360",
+            f"{result['top1']:.2f}",
+            f"{result['top5']:.2f}",
+        ]
+
+
+def test_evaluate_shows_progress_on_a_screen_alone(demo):
+    path = demo[0] / "model.safetensors"
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal)
+        evaluate(path, read_description(path)[0], console)
+        assert ("batches" in console.file.getvalue()) == terminal
+        assert terminal or console.file.getvalue() == ""
+
+
+def test_evaluate_takes_fields_of_the_recipe(demo):
+    done = ripple("evaluate", demo[0], "--data.name", "cifar100", "--data.root", "nowhere")
+    assert "nowhere" in str(done.exception)
+
+
+def test_predict_names_classes(demo, tmp_path):
+    digits = load_digits_images(train=False)
+    picture, broken = tmp_path / "digit.png", tmp_path / "broken.png"
+    digits[0][0].convert("L").resize((50, 40)).save(picture)
+    broken.write_bytes(picture.read_bytes()[:200])
+    done = ripple("predict", demo[0], picture, "--top", 3)
+    assert done.exit_code == 0, done.output
+    assert done.output.count("%") == 3
+    assert str(picture) in done.output.splitlines()  # however long it is
+    done = ripple("predict", demo[0], broken, picture)
+    assert done.output.count("%") == 5
+    assert f"{broken} cannot be read as a picture" in str(done.exception)
+    assert "save it anew" in str(done.exception)
+    assert "is a folder: name" in str(ripple("predict", demo[0], tmp_path).exception)
+    assert "does not exist" in str(ripple("predict", demo[0], "no.png").exception)
+
+
+def test_predict_says_what_training_saw(demo):
+    """The most likely class of `predict` is right as often as `evaluate` says."""
+    folder, _ = demo
+    predictor, digits = Predictor(folder / "model.safetensors"), load_digits_images(train=False)
+    right = [predictor(digits[i][0])[0][0] == str(digits[i][1]) for i in range(len(digits))]
+    result = json.loads((folder / "result.json").read_text())
+    assert 100 * sum(right) / len(right) == pytest.approx(result["top1"])
+
+
+def test_the_embedded_model_is_what_its_card_says(tmp_path):
+    predictor, card = Predictor(EMBEDDED), EMBEDDED.with_suffix(".md").read_text()
+    changed = differences(find_recipe("cifar100-ripple-tiny4"), predictor.recipe)
+    assert f"| {'; '.join(changed)} |" in card and "optimizer.decay_feature_maps" in changed[0]
+    assert "`ripple train cifar100-ripple-tiny4 --seed 0`" in card
+    results = Path(__file__).parents[2] / "benchmarks/results/cifar100-4-layers-nvidia-h200.csv"
+    (run,) = (
+        row for row in csv.DictReader(results.open()) if row["recipe"] == predictor.recipe.name
+    )
+    assert f"top-1 % {float(run['top1']):.4g}, top-5 % {float(run['top5']):.4g} on" in card
+    assert EMBEDDED.stat().st_size < 4 * 2**20
+    assert {x.dtype for x in read_weights(EMBEDDED)[0].values()} == {torch.half}
+    picture = tmp_path / "flower.png"
+    EXAMPLES["flower"]().save(picture)
+    alone, named = ripple("predict", picture), ripple("predict", "embedded", picture)
+    assert alone.exit_code == 0 and alone.output == named.output
+    assert "rose" in alone.output and "poppy" in alone.output
+    done = ripple("predict", "embedded")
+    assert done.exit_code == 2 and "a picture must follow" in done.output
+
+
+@pytest.mark.slow
+def test_the_embedded_model_is_as_good_as_its_card_says():
+    """Needs CIFAR-100 in the folder that RIPPLE_CIFAR100 names; minutes on a CPU."""
+    root = os.environ.get("RIPPLE_CIFAR100")
+    if root is None:
+        pytest.skip("needs CIFAR-100: set RIPPLE_CIFAR100 to the folder that holds it")
+    images, predictor = load_cifar100(root, train=False), Predictor(EMBEDDED)
+    config = preprocessing(predictor.model)
+    right = 0
+    for some, labels in zip(images.images.split(250), images.labels.split(250), strict=True):
+        with torch.no_grad():
+            logits = predictor.model(normalize(some, config["mean"], config["std"]))
+        right += int((logits.argmax(1) == labels).sum())
+    (said,) = re.findall(r"top-1 % ([\d.]+),", EMBEDDED.with_suffix(".md").read_text())
+    assert 100 * right / len(images.labels) == pytest.approx(float(said), abs=0.3)
+
+
+def test_results_are_gathered(demo, tmp_path):
+    path = tmp_path / "new folder" / "results.csv"
+    done = ripple("results", demo[0], "--output", path)
+    assert done.exit_code == 0, done.output
+    (row,) = csv.DictReader(path.open())
+    assert row["recipe"] == "digits"
+    assert row["changes"] == "optimizer.warmup_epochs: 3 → 1; epochs: 24 → 2"
+    assert float(row["top1"]) == pytest.approx(
+        json.loads((demo[0] / "result.json").read_text())["top1"], abs=1e-3
+    )
+    assert "it is no folder of a run" in str(
+        ripple("results", tmp_path, "--output", path).exception
+    )
+
+
+@pytest.mark.parametrize("damaged", [b"", b"{", b"[]", b"{}", b"3", b"\xff\xfe"])
+def test_a_damaged_result_is_named_with_its_remedy(damaged, demo, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    shutil.copy(demo[0] / "recipe.json", run)
+    (run / "result.json").write_bytes(damaged)
+    error = ripple("results", run, "--output", tmp_path / "results.csv").exception
+    assert isinstance(error, ValueError) and len(str(error).splitlines()) == 1
+    assert f"names its recipe; {run / 'result.json'} is not (" in str(error)
+    assert f"`ripple train {run}/recipe.json --output {run} --resume` makes it anew" in str(error)
+    assert not (tmp_path / "results.csv").exists()
+
+
+@pytest.mark.parametrize("damaged", ["", "[", "{}", '"digits"', "[1, 2]", "null"])
+def test_damaged_names_of_classes_are_named_with_their_file(damaged, demo, tmp_path):
+    weights, metadata = read_weights(demo[0] / "model.safetensors")
+    path = tmp_path / "model.safetensors"
+    write_weights(path, weights, metadata | {"classes": damaged})
+    error = ripple("predict", path, "digit.png").exception
+    assert isinstance(error, CheckpointError) and len(str(error).splitlines()) == 1
+    assert f"a JSON list of names; that of {path} is not (" in str(error)
+    assert "as `ripple train` or `ripple pack` wrote it" in str(error)
+
+
+def test_weights_that_do_not_fit_are_counted_and_the_first_named(demo, tmp_path):
+    weights, metadata = read_weights(demo[0] / "model.safetensors")
+    names = list(Predictor(demo[0] / "model.safetensors").model.state_dict())
+    gone = [name for name in names if name.startswith("blocks.")]
+    others = {name: weights[name] for name in names if name not in gone}
+    others |= {"strange": torch.zeros(1), "head.bias": torch.zeros(3)}
+    path = tmp_path / "model.safetensors"
+    write_weights(path, others, metadata)
+    error = ripple("evaluate", path).exception
+    assert isinstance(error, CheckpointError) and len(str(error).splitlines()) == 1
+    assert str(error).startswith(f"{path} does not fit the model that its recipe names; weights: ")
+    assert f"{len(gone)} missing ({', '.join(gone[:3])}, …), 1 unexpected (strange), " in str(error)
+    assert "1 of another shape (head.bias). Take the file" in str(error)
+    assert gone[3] not in str(error)
+
+
+def test_a_packed_model_is_half_as_large_and_says_what_it_is(demo, tmp_path):
+    folder, path = demo[0], tmp_path / "new" / "digits.safetensors"
+    done = ripple("pack", folder, path)
+    assert done.exit_code == 0, done.output
+    whole, packed = folder / "model.safetensors", Predictor(path)
+    assert path.stat().st_size < 0.6 * whole.stat().st_size
+    assert path.stat().st_mode == path.with_suffix(".md").stat().st_mode  # as any file
+    assert {x.dtype for x in read_weights(path)[0].values()} == {torch.half}
+    digit = load_digits_images(train=False)[0][0]
+    for (label, ours), (expected, theirs) in zip(
+        packed(digit), Predictor(whole)(digit), strict=True
+    ):
+        assert label == expected and ours == pytest.approx(theirs, abs=2e-3)
+    result = json.loads((folder / "result.json").read_text())
+    card = path.with_suffix(".md").read_text()
+    assert "`ripple train digits --seed 0`" in card and "epochs: 24 → 2" in card
+    assert f"top-1 % {result['top1']:.4g}, top-5 % {result['top5']:.4g} on" in card
+    assert sorted(x.name for x in path.parent.iterdir()) == ["digits.md", "digits.safetensors"]
+
+
+def test_what_cannot_be_packed_is_refused_in_words(demo, tmp_path):
+    assert "a .safetensors file; got" in str(ripple("pack", demo[0], tmp_path / "x.pt").exception)
+    path = tmp_path / "x.safetensors"
+    assert "it is no folder of a run" in str(ripple("pack", tmp_path, path).exception)
+    run = shutil.copytree(demo[0], tmp_path / "run")
+    weights, metadata = read_weights(run / "model.safetensors")
+    recipe, classes = read_description(run / "model.safetensors")
+    elsewhere = replace(recipe, data=replace(recipe.data, root="/home/somebody/data"))
+    write_weights(run / "model.safetensors", weights, describe(elsewhere, classes))
+    assert ripple("pack", run, path).exit_code == 0
+    assert read_description(path)[0].data.root == "data"
+    weights["head.bias"][0] = 1e5
+    write_weights(run / "model.safetensors", weights, metadata)
+    before = path.read_bytes()
+    assert "head.bias has 100,000" in str(ripple("pack", run, path).exception)
+    assert path.read_bytes() == before
+
+
+def test_analyze_also_draws_the_divergence_in_training(demo, tmp_path):
+    folder, _ = demo
+    metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    expected = [row for row in metrics if row["kind"] == "ripples"]
+    for name, path in (("run", folder), ("step", folder / "checkpoints/step-00000118")):
+        done = ripple("analyze", path, "--count", 2, "--output", tmp_path / name)
+        assert done.exit_code == 0, done.output
+        curve = tmp_path / name / "divergence-in-training.csv"
+        assert str(curve) in done.output.replace("\n", "")
+        rows = list(csv.DictReader(curve.open()))
+        assert [float(row["epoch"]) for row in rows] == [0, 1, 2]
+        assert [float(row["jsd"]) for row in rows] == [row["jsd"] for row in expected]
+        assert curve.with_suffix(".png").read_bytes()[:4] == PNG
+        assert "<svg" in curve.with_suffix(".svg").read_text()
+
+
+def test_recipes_are_listed():
+    output = ripple("train", "--list").output
+    names = ("cifar100-ripple-tiny", "imagenet-convit-tiny", "digits", "coco-smca-la-108")
+    for name in (*names, "coco-mini-smca-ripple", "shapes-smca"):
+        assert name in output
+    assert "73.94 / 92.37" in output
+    assert re.search(r"cifar100-ripple-tiny4 +300 +70.03 ", output)
+    assert "AP 40.5" in output
+
+
+def test_train_shows_every_field(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        commands.override(find_recipe("digits"), ["--help"], "ripple train digits")
+    output = capsys.readouterr().out
+    for field in ("--optimizer.lr", "--hardware.devices", "--model.max-distance", "--epochs"):
+        assert field in output
+    assert ripple("train").exit_code == 2
+    assert ripple("train", "--help").exit_code == 0
+    assert "did you mean digits" in str(ripple("train", "digit").exception)
+    assert "comes before its fields" in ripple("train", "--epochs", 3).output
+
+
+def test_weight_map_lays_weights_on_their_rings():
+    weights = torch.tensor([1.0, 2.0, 3.0])
+    expected = [[2.0, 2, 2, 3], [2, 1, 2, 3]]
+    assert weight_map(weights, chebyshev(2), (1, 1), (2, 4)).tolist() == expected
+
+
+def test_a_missing_extra_is_one_line(monkeypatch, capsys):
+    def missing():
+        raise ModuleNotFoundError("No module named 'sklearn'", name="sklearn")
+
+    monkeypatch.setattr(cli, "app", missing)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    output = capsys.readouterr().err
+    assert "needs sklearn" in output
+    assert "ripple-attention[vision,demo]" in output
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (ModuleNotFoundError("needs x: pip install x", name="x"), "needs x: pip install x"),
+        (
+            RuntimeError(
+                "Caught DataError in DataLoader worker process 0.\nOriginal Traceback …\n"
+                "ripple_lab.data.images.DataError: 100 images could not be decoded\n"
+            ),
+            "100 images could not be decoded",
+        ),
+        (
+            FileNotFoundError(2, "No such file or directory", "a.csv"),
+            "a.csv cannot be read or written: No such file or directory",
+        ),
+        (ValueError("one line " * 40 + "of a pipe"), "one line " * 40 + "of a pipe"),
+    ],
+)
+def test_an_error_is_its_own_line_alone(error, shown, monkeypatch, capsys):
+    def failing():
+        raise error
+
+    monkeypatch.setattr(cli, "app", failing)
+    with pytest.raises(SystemExit, match="1"):
+        cli.main()
+    assert capsys.readouterr().err.strip() == shown

@@ -1,0 +1,97 @@
+"""The documentation: it builds without a warning, its code runs, its links lead somewhere."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+import pytest
+
+import ripple_attention
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+CODE = {path.name: re.findall(r"```python\n(.*?)```", path.read_text(), re.S) for path in PAGES}
+
+
+class Page(HTMLParser):
+    """What a page loads, links to and can be linked at."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.loaded, self.links, self.anchors = set(), set(), set()
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attributes):
+        found = dict(attributes)
+        self.anchors |= {found.get("id"), found.get("name")} - {None}
+        led = tag == "a" or found.get("rel") in ("index", "search", "next", "prev")
+        kind = self.links if led else self.loaded
+        kind |= {found.get("src"), found.get("href")}
+
+    def inside(self, targets):
+        """Those targets that are not on another server."""
+        return {t for t in targets - {None} if not (urlsplit(t).scheme or urlsplit(t).netloc)}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The pages as `make docs` builds them, by their path."""
+    output = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going", "docs", output],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return {path.resolve(): Page(path) for path in output.rglob("*.html")}
+
+
+def test_every_page_is_built(site):
+    assert {path.stem for path in site} >= {path.stem for path in PAGES}
+
+
+def test_links_and_pictures_lead_somewhere(site):
+    checked = 0
+    for path, page in site.items():
+        for target in page.inside(page.links | page.loaded):
+            where, _, anchor = target.partition("#")
+            file = (path.parent / unquote(urlsplit(where).path)).resolve() if where else path
+            assert file.exists(), f"{path.name}: {target}"
+            if anchor and file in site:
+                assert unquote(anchor) in site[file].anchors, f"{path.name}: {target}"
+            checked += 1
+    assert checked > 100
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    for path, page in site.items():
+        assert page.loaded - {None} == page.inside(page.loaded), path.name
+    styles = list(next(iter(site)).parent.rglob("*.css"))
+    assert len(styles) > 2
+    for style in styles:
+        text = style.read_text(encoding="utf-8")
+        assert not re.search(r"(?:url\(|@import)\s*[\"']?\s*(?:https?:)?//", text), style.name
+
+
+def test_every_public_name_is_in_the_reference(site):
+    (reference,) = (page for path, page in site.items() if path.name == "api.html")
+    documented = {anchor.rpartition(".")[2] for anchor in reference.anchors}
+    assert set(ripple_attention.__all__) <= documented
+
+
+@pytest.mark.parametrize("name", [name for name, blocks in CODE.items() if blocks])
+def test_the_code_of_a_page_runs(name):
+    names = {}
+    for block in CODE[name]:
+        exec(compile(block, name, "exec"), names)
+
+
+@pytest.mark.parametrize("name", ["quickstart.md", "swap.md"])
+def test_a_page_for_beginners_has_code(name):
+    assert len(CODE[name]) >= 3
