@@ -22,7 +22,7 @@ from ripple_lab.bench.attentions import (
     same_window,
     systems,
 )
-from ripple_lab.bench.commands import layer_shapes
+from ripple_lab.commands.bench import layer_shapes
 
 SMALL = Shape(5, 7, 2, 16, 2)
 PNG = b"\x89PNG"

@@ -18,13 +18,13 @@ from inputs import relative_error
 from ripple_attention import chebyshev
 from ripple_lab import commands as cli
 from ripple_lab.bench import measure, model, op
+from ripple_lab.commands import train as commands
 from ripple_lab.data.batch_augment import normalize
 from ripple_lab.data.cifar100 import load_cifar100
 from ripple_lab.data.digits import load_digits_images
 from ripple_lab.inspection.viewer import EXAMPLES
 from ripple_lab.plots import weight_map
 from ripple_lab.recipes import find_recipe
-from ripple_lab.train import commands
 from ripple_lab.train.checkpoint import (
     EMBEDDED,
     CheckpointError,

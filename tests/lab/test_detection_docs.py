@@ -11,8 +11,8 @@ pytest.importorskip("timm")
 
 from ripple_lab import paper
 from ripple_lab.bench.detection import DetectionBenchmark, detector_cost
+from ripple_lab.commands import train as commands
 from ripple_lab.recipes import all_recipes, find_recipe
-from ripple_lab.train import commands
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks/results"

@@ -22,8 +22,8 @@ from ripple_attention import (
     record_spatial_weights,
 )
 from ripple_attention.models.vit import ATTENTIONS, GridVisionTransformer
+from ripple_lab.commands import inspection as looking
 from ripple_lab.data.digits import load_digits_images
-from ripple_lab.inspection import commands as looking
 from ripple_lab.inspection.analyze import (
     pictures_of_folder,
     profile,

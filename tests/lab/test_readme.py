@@ -6,8 +6,8 @@ import pytest
 
 from results import ROOT, read_results
 from ripple_lab.bench.op import markdown_table, read_csv
+from ripple_lab.commands import train as commands
 from ripple_lab.recipes import all_recipes, find_recipe
-from ripple_lab.train import commands
 
 PAGES = [
     "README.md",

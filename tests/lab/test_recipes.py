@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from ripple_lab import paper
+from ripple_lab.commands import train as commands
 from ripple_lab.recipes import all_recipes, find_recipe
-from ripple_lab.train import commands
 from ripple_lab.train.classification import ModelSpec
 from ripple_lab.train.classifier import create_model
 from ripple_lab.train.module import TrainedModule

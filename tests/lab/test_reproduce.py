@@ -17,6 +17,7 @@ from ripple_lab import commands as cli
 from ripple_lab import paper
 from ripple_lab.bench.measure import matching_names
 from ripple_lab.bench.model import SYSTEMS
+from ripple_lab.commands import train as commands
 from ripple_lab.divergence import divergence_from_fixed, jensen_shannon, uniform_divergence
 from ripple_lab.files import write_csv
 from ripple_lab.recipes import find_recipe
@@ -30,7 +31,6 @@ from ripple_lab.reproduce.runs import best_runs
 from ripple_lab.reproduce.speeds import exponent, operator_commands
 from ripple_lab.reproduce.tables import TABLES
 from ripple_lab.reproduce.values import Measured, Missing
-from ripple_lab.train import commands
 
 ROOT = Path(__file__).parents[2]
 BY_NAME = {table.name: table for table in TABLES}

@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ripple_lab.bench.commands import bench
+from ripple_lab.commands import inspection as looking
+from ripple_lab.commands import train as commands
+from ripple_lab.commands.bench import bench
 from ripple_lab.console import Commands, check_device, console, did_you_mean, errors
-from ripple_lab.inspection import commands as looking
-from ripple_lab.train import commands
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
