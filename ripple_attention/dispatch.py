@@ -231,8 +231,14 @@ def _choose(problem: Problem, implementation: str) -> str:
     allowed = candidates(implementation)
     able = [b for b in BACKENDS if b.name in allowed and b.supports(problem) is None]
     if implementation == "auto":
-        costs = {b.name: b.cost(problem) for b in able}
-        return min(costs, key=costs.__getitem__)
+        cheapest, least = able[0], able[0].cost(problem)
+        for backend in able[
+            1:
+        ]:  # costs may be symbols of a compiled graph, which `min` cannot take
+            cost = backend.cost(problem)
+            if cost < least:
+                cheapest, least = backend, cost
+        return cheapest.name
     if not able:
         last = next(b for b in BACKENDS if b.name == allowed[-1])
         others = ["auto", *(b.name for b in BACKENDS[1:] if b.supports(problem) is None)]
