@@ -232,9 +232,7 @@ def _choose(problem: Problem, implementation: str) -> str:
     able = [b for b in BACKENDS if b.name in allowed and b.supports(problem) is None]
     if implementation == "auto":
         cheapest, least = able[0], able[0].cost(problem)
-        for backend in able[
-            1:
-        ]:  # costs may be symbols of a compiled graph, which `min` cannot take
+        for backend in able[1:]:  # `min` takes no symbols of a compiled graph
             cost = backend.cost(problem)
             if cost < least:
                 cheapest, least = backend, cost
