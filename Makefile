@@ -4,8 +4,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+NEWEST := build/newest
 
-.PHONY: demo test test-slow test-gpu lint docs docs-links bench pictures results clean
+.PHONY: demo test test-slow test-gpu test-newest lint docs docs-links bench pictures results dist clean
 
 demo: $(READY)
 	$(BIN)/ripple demo
@@ -18,6 +19,13 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_cuda.py tests/test_detector_kernels.py tests/test_augment.py
+
+test-newest: $(READY)  # the library with the newest versions of what it needs
+	rm -rf $(NEWEST)
+	$(PYTHON) -m venv $(NEWEST)
+	$(BIN)/uv pip install --quiet --python $(NEWEST)/bin/python --editable '.[dev]'
+	$(BIN)/uv pip list --python $(NEWEST)/bin/python | grep -E '^(torch|triton|timm|numpy|lightning) '
+	OMP_NUM_THREADS=1 $(NEWEST)/bin/python -m pytest -n 2 --dist worksteal -q tests/library
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -43,6 +51,14 @@ pictures: $(READY)
 	$(BIN)/ripple analyze runs/demo --output build/analysis
 	cp build/analysis/weights.png docs/images/learned.png
 	cp build/analysis/divergence-in-training.png docs/images/divergence.png
+
+dist: $(READY)  # a wheel and an sdist, checked, and the wheel tried alone
+	rm -rf dist build/alone
+	$(BIN)/uv build --quiet
+	$(BIN)/twine check --strict dist/*
+	$(PYTHON) -m venv build/alone
+	$(BIN)/uv pip install --quiet --python build/alone/bin/python dist/*.whl
+	cd build/alone && bin/python ../../tests/smoke.py
 
 results: $(READY)
 	$(BIN)/python -m ripple_lab.reproduce.readme

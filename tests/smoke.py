@@ -1,0 +1,21 @@
+"""What an installation of the wheel alone must do: `make dist` runs it where only torch is there."""
+
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+
+from ripple_attention import RippleAttention
+
+layer = RippleAttention(dim=32, num_heads=2)
+x = torch.randn(1, 5, 7, 32, requires_grad=True)
+layer(x).sum().backward()
+assert x.grad is not None and x.grad.isfinite().all()
+
+ripple = Path(sys.executable).with_name("ripple")
+printed = subprocess.run([ripple, "--version"], capture_output=True, text=True, check=True)
+assert printed.stdout.strip() == version("ripple-attention"), printed.stdout
+assert not printed.stderr, printed.stderr
+print(f"ripple-attention {version('ripple-attention')} with torch {torch.__version__}: works alone")
