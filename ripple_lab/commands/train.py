@@ -296,5 +296,5 @@ def list_recipes() -> None:
         paper = " / ".join(f"{value:.2f}" for value in ACCURACY.get(name, alone))
         if name in AVERAGE_PRECISION:
             paper = f"AP {AVERAGE_PRECISION[name][0]:.1f}"
-        table.add_row(name, str(listed.recipe.epochs), paper or "–", listed.claim)
+        table.add_row(name, str(listed.recipe.epochs), paper or "–", listed.shows)
     console.print(table)

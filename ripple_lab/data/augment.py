@@ -1,8 +1,6 @@
 """DeiT's augmentation, image by image, by timm."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Literal
 
 from PIL import Image
 from timm.data import create_transform
@@ -10,41 +8,7 @@ from timm.data.transforms import str_to_interp_mode
 from torch import Tensor
 from torchvision.transforms import Compose, RandomCrop, Resize
 
-
-@dataclass(frozen=True)
-class Augmentation:
-    """What happens to a training image before it is mixed with others."""
-
-    crop: Literal["none", "pad", "resized"] = "pad"
-    """"pad": pad with black, then cut out the size again; "resized": a random part, resized."""
-    padding: int = 4
-    """Pixels of padding on each side, for "pad"."""
-    flip: float = 0.5
-    """Probability of a mirror image."""
-    auto_augment: str | None = "rand-m9-mstd0.5-inc1"
-    """timm's name of a RandAugment policy; None for none."""
-    color_jitter: float = 0.3
-    """Strength of random brightness, contrast and saturation; off where `auto_augment` is on."""
-    erasing: float = 0.25
-    """Probability that a random rectangle becomes noise."""
-    interpolation: Literal["bilinear", "bicubic"] = "bicubic"
-    """How images are resized."""
-
-    def __post_init__(self) -> None:
-        if self.crop not in ("none", "pad", "resized"):
-            raise ValueError(f'crop is "none", "pad" or "resized"; got crop={self.crop!r}')
-        if self.interpolation not in ("bilinear", "bicubic"):
-            raise ValueError(
-                f'interpolation is "bilinear" or "bicubic"; got {self.interpolation!r}'
-            )
-        for name in ("flip", "erasing"):
-            probability = getattr(self, name)
-            if not 0 <= probability <= 1:
-                raise ValueError(f"{name} is a probability, 0 to 1; got {name}={probability}")
-        for name in ("padding", "color_jitter"):
-            amount = getattr(self, name)
-            if not amount >= 0:
-                raise ValueError(f"{name} must be at least 0; got {name}={amount}")
+from ripple_lab.data.spec import Augmentation
 
 
 def train_transform(

@@ -9,7 +9,7 @@ from timm.data.random_erasing import RandomErasing
 from torch import Tensor
 from torchvision.transforms import ColorJitter
 
-from ripple_lab.data.augment import Augmentation, stages
+from ripple_lab.data.augment import stages
 from ripple_lab.data.batch_draws import (
     Boxes,
     ColorJitterDraws,
@@ -18,6 +18,7 @@ from ripple_lab.data.batch_draws import (
     draw_boxes,
 )
 from ripple_lab.data.batch_ops import MATRICES, affine, matrices, operate
+from ripple_lab.data.spec import Augmentation
 
 
 class BatchAugmentation:

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torchvision.ops import generalized_box_iou_loss, sigmoid_focal_loss
 
-from ripple_lab.detection.matching import LossWeights, Outputs, Target, corners, match
+from ripple_lab.detection.matching import Outputs, Target, corners, match
+from ripple_lab.detection.spec import LossWeights
 
 # Areas are relative to the image: torchvision's 1e-7 would be a tenth of a box of 1/1000 a side.
 GIOU_EPS = 1e-12

@@ -1,6 +1,5 @@
 """Which query answers for which object: the assignment of least cost."""
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -8,33 +7,12 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.ops import box_convert, generalized_box_iou, sigmoid_focal_loss
 
+from ripple_lab.detection.spec import LossWeights
+
 # What a model says: "logits" (B, Q, C), "boxes" (B, Q, 4), "auxiliary", a list of the same.
 Outputs = dict[str, Any]
 # The objects of an image: "labels" (n,), "boxes" (n, 4); for evaluation "image_id" and "size".
 Target = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class LossWeights:
-    """What each part of the cost of a match, and of the loss, is multiplied by."""
-
-    focal: float = 2.0
-    """Classes."""
-    l1: float = 5.0
-    """Distance of boxes."""
-    giou: float = 2.0
-    """Overlap of boxes."""
-    alpha: float = 0.25
-    """Of the focal loss: weight of what is there; 1 − alpha is that of what is not."""
-    gamma: float = 2.0
-    """Of the focal loss: how much less the easy ones count."""
-
-    def __post_init__(self) -> None:
-        for name in ("focal", "l1", "giou", "gamma"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0; got {name}={getattr(self, name)}")
-        if not 0 <= self.alpha <= 1:
-            raise ValueError(f"alpha must lie between 0 and 1; got alpha={self.alpha}")
 
 
 def matching_cost(logits: Tensor, boxes: Tensor, target: Target, weights: LossWeights) -> Tensor:

@@ -1,7 +1,6 @@
 """DETR's augmentation of pictures with boxes, by torchvision; it draws from torch's generator."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,48 +11,11 @@ from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
 from ripple_lab.detection.matching import Target
+from ripple_lab.detection.spec import DetectionAugmentation
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet, as the backbones take it
 
 Transform = Callable[[Image.Image, Target], tuple[Tensor, Target]]
-
-
-@dataclass(frozen=True)
-class DetectionAugmentation:
-    """What happens to a training picture. Lengths are in pixels."""
-
-    flip: float = 0.5
-    """Probability of a mirror image."""
-    scales: tuple[int, ...] = tuple(range(480, 801, 32))
-    """The shorter side becomes one of these; none of them leaves a picture as it is."""
-    max_size: int = 1333
-    """The longer side is at most this, whatever the shorter one becomes."""
-    crop: float = 0.5
-    """Probability that a part is cut out before."""
-    crop_scales: tuple[int, ...] = (400, 500, 600)
-    """For that, the shorter side first becomes one of these."""
-    crop_sizes: tuple[int, int] = (384, 600)
-    """Height and width of the part lie between these, or are those of the picture if it is less."""
-
-    def __post_init__(self) -> None:
-        for name in ("flip", "crop"):
-            probability = getattr(self, name)
-            if not 0 <= probability <= 1:
-                raise ValueError(f"{name} is a probability, 0 to 1; got {name}={probability}")
-        for name in ("scales", "crop_scales"):
-            if min(getattr(self, name), default=1) < 1:
-                raise ValueError(f"{name} must be lengths ≥ 1; got {name}={getattr(self, name)}")
-        if not self.crop_scales and self.crop:
-            raise ValueError("crop_scales must be one or more lengths ≥ 1, or crop 0; got none")
-        if self.max_size < max(self.scales, default=1):
-            raise ValueError(
-                "max_size must be at least the largest of scales; got "
-                f"max_size={self.max_size}, scales={self.scales}"
-            )
-        if not 1 <= self.crop_sizes[0] <= self.crop_sizes[1]:
-            raise ValueError(
-                f"crop_sizes are the least and the largest; got crop_sizes={self.crop_sizes}"
-            )
 
 
 def train_transform(aug: DetectionAugmentation) -> Transform:

@@ -1,6 +1,5 @@
 """Training runs as numbers of a table: which run a row shows, and where it left the paper."""
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,11 +15,8 @@ HARMLESS = MAY_CHANGE | {"name", "seed", "ema_decay", "data.source", "data.in_me
 
 
 def training_command(recipe: str) -> str:
-    """What trains a recipe, as its own file says."""
-    found = re.search(
-        rf"^    (ripple train {re.escape(recipe)}.*)$", all_recipes()[recipe].text, re.M
-    )
-    return found[1].rstrip() if found else f"ripple train {recipe}"
+    """What trains a recipe."""
+    return all_recipes()[recipe].command
 
 
 def shared_epochs(recipes: Sequence[str], quantity: str, results: Results) -> int | None:

@@ -3,10 +3,9 @@
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
-from ripple_attention.feature_maps import Scaling
-from ripple_attention.spatial_weights import Tail, WeightKind
-from ripple_lab.data.augment import Augmentation
-from ripple_lab.train.recipe import Recipe, at_least, fraction
+from ripple_lab.checks import at_least, fraction
+from ripple_lab.data.spec import Augmentation, DataSpec, Mixing
+from ripple_lab.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,19 @@ class ModelSpec:
     """R_max: tokens at this distance and beyond are one group."""
     partition: Literal["chebyshev", "logarithmic", "dense"] | None = None
     """How rings grow with distance."""
-    weights: WeightKind | None = None
+    weights: Literal["stick-breaking", "fixed", "softmax", "truncated"] | None = None
     """Kind of spatial weights."""
     balanced: bool | None = None
     """Whether stick-breaking weights start uniform."""
     halt_threshold: float | None = None
     """τ: what is left of the stick when a ripple halts."""
-    tail: Tail | None = None
+    tail: Literal["share", "printed"] | None = None
     """How halted groups share what is left."""
     feature_map: str | None = None
     """Name of φ."""
     num_features: int | None = None
     """M: how many features φ has."""
-    scaling: Scaling | None = None
+    scaling: Literal["none", "scaled", "unit", "unit-scaled"] | None = None
     """The length that queries and keys are brought to before φ."""
     eps: float | None = None
     """What is added to the denominator of linear and ripple attention."""
@@ -63,45 +62,6 @@ class ModelSpec:
         sizes = ("depth", "width", "heads", "patch_size", "image_size")
         given = {name: getattr(self, name) for name in (*sizes, "max_distance", "num_features")}
         at_least(1, **{name: value for name, value in given.items() if value is not None})
-
-
-@dataclass(frozen=True)
-class DataSpec:
-    """Which images."""
-
-    name: Literal["cifar100", "imagenet", "digits", "made-up"] = "cifar100"
-    """The data set; "imagenet" is any set of class folders."""
-    root: str = "data"
-    """The folder that holds it."""
-    source: str = ""
-    """For "imagenet", a data-set name of timm's: "" for folders or tars, "hfds/…" for the Hub."""
-    download: bool = False
-    """Fetch what is missing."""
-    in_memory: bool = True
-    """Keep all images on the device and augment whole batches there; else image by image."""
-    num_classes: int = 100
-    """How many classes it has."""
-    count: int = 1024
-    """Of made-up images: how many."""
-
-    def __post_init__(self) -> None:
-        at_least(1, num_classes=self.num_classes, count=self.count)
-
-
-@dataclass(frozen=True)
-class Mixing:
-    """Mixup and cutmix of the images of a batch, by timm."""
-
-    mixup: float = 0.8
-    """α of mixup; 0 for none."""
-    cutmix: float = 1.0
-    """α of cutmix; 0 for none."""
-    switch: float = 0.5
-    """Probability of cutmix where both are on."""
-
-    def __post_init__(self) -> None:
-        at_least(0, mixup=self.mixup, cutmix=self.cutmix)
-        fraction(switch=self.switch)
 
 
 @dataclass(frozen=True)

@@ -1,68 +1,16 @@
 """What a recipe of detection decides beside what all recipes do."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
-from ripple_lab.detection.matching import LossWeights
-from ripple_lab.detection.transforms import DetectionAugmentation
-from ripple_lab.train.recipe import OptimizerSpec, Recipe, at_least, fraction
-
-
-@dataclass(frozen=True)
-class DetectorSpec:
-    """Which detector."""
-
-    name: str = "smca_ripple_resnet50"
-    """One of ours; `ripple models --only smca` lists them."""
-    pretrained_backbone: bool = True
-    """Start the backbone from ImageNet weights, from torch's cache or the network."""
-    fixed_stages: int = 2
-    """How much of the backbone is not trained: 0 nothing, 2 the stem and the first stage."""
-    stages: int = 4
-    """How many stages of the backbone there are: 4 have cells of 32 pixels, 3 of 16, 2 of 8."""
-    queries: int = 300
-    """The most objects that a picture can have."""
-    encoder_layers: int = 6
-    """Layers in which cells look at each other."""
-    decoder_layers: int = 6
-    """Layers in which queries look at cells."""
-    width: int = 256
-    """Channels of encoder and decoder."""
-    heads: int = 8
-    """Heads of each attention layer."""
-    feedforward: int = 2048
-    """Channels between the two linear layers of a layer."""
-    dropout: float = 0.1
-    """Of attention and of what is added to tokens."""
-
-    def __post_init__(self) -> None:
-        fraction(dropout=self.dropout)
-        sizes = ("queries", "encoder_layers", "decoder_layers", "width", "heads", "feedforward")
-        at_least(1, **{name: getattr(self, name) for name in sizes})
-
-
-@dataclass(frozen=True)
-class DetectionDataSpec:
-    """Which pictures."""
-
-    name: Literal["coco", "shapes"] = "coco"
-    """"coco" is any folder in COCO's format; "shapes" are drawn on the spot."""
-    root: str = "data/coco"
-    """The folder that holds it."""
-    num_classes: int = 80
-    """How many classes it has."""
-    evaluation_scale: int | None = 800
-    """The shorter side of a picture that is judged, in pixels; None leaves it as it is."""
-    count: int = 4096
-    """Of shapes: how many pictures to train on."""
-    evaluation_count: int = 256
-    """Of shapes: how many pictures to judge."""
-
-    def __post_init__(self) -> None:
-        at_least(1, num_classes=self.num_classes, count=self.count)
-        at_least(1, evaluation_count=self.evaluation_count)
-        if self.evaluation_scale is not None:
-            at_least(1, evaluation_scale=self.evaluation_scale)
+from ripple_lab.checks import at_least
+from ripple_lab.detection.spec import (
+    DetectionAugmentation,
+    DetectionDataSpec,
+    DetectorSpec,
+    LossWeights,
+)
+from ripple_lab.train.recipe import OptimizerSpec, Recipe
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
 
 from typeguard import TypeCheckError, check_type
 
+from ripple_lab.checks import at_least, fraction
 from ripple_lab.console import did_you_mean
 
 T = TypeVar("T")
@@ -239,15 +240,3 @@ def _build(kind: type[T], values: Any, origin: str) -> T:
                 f"{kind.__name__}.{name} in {origin}: {value!r} will not do: {error}"
             ) from None
     return kind(**built)
-
-
-def fraction(**values: float) -> None:
-    for name, value in values.items():
-        if not 0 <= value <= 1:
-            raise ValueError(f"{name} must lie between 0 and 1; got {name}={value}")
-
-
-def at_least(least: float, **values: float) -> None:
-    for name, value in values.items():
-        if not value >= least:
-            raise ValueError(f"{name} must be at least {least}; got {name}={value}")
