@@ -72,6 +72,7 @@ def fused_ripple_backward(
         grads += weights_backward(
             grad_alpha, grad_v, v, parameters, options, mask, all_grad_v, follows=True
         )
+        grads.append(None)
     else:
         all_grad_v.copy_(grad_v if mask is None else _without(grad_v, mask))
         grads += [None, None, None, grad_alpha]
@@ -163,7 +164,7 @@ def _without(grad: Tensor, mask: Tensor) -> Tensor:
 
 
 def _in_types_of(grads: Any, like: Any) -> tuple[Tensor | None, ...]:
-    pairs = zip(grads, like, strict=False)
+    pairs = zip(grads, like, strict=True)
     return tuple(g if g is None else g.to(x.dtype) for g, x in pairs)
 
 
