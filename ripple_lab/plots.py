@@ -8,8 +8,8 @@ import matplotlib
 import torch
 from torch import Tensor
 
-from ripple_attention.partition import Partition, chebyshev
-from ripple_attention.spatial_weights import stick_breaking
+from ripple_attention.partition import Partition, chebyshev, dense
+from ripple_attention.spatial_weights import fixed_weights, halt, halt_group, stick_breaking
 from ripple_lab.bench.op import read_csv
 from ripple_lab.files import replacing
 
@@ -19,6 +19,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import LogLocator, PercentFormatter
 
 COLORS = "viridis"
+ACCENT = "#D55E00"  # the orange of Okabe and Ito, which colour-blind eyes tell from blue
 
 
 def weight_map(
@@ -35,6 +36,7 @@ def draw_ripples(
     query: tuple[int, int],
     grid_size: tuple[int, int],
     norm: Any = None,
+    cmap: str = COLORS,
 ) -> Any:
     """Draws the weights around one query as an image, the query marked, the boxes outlined.
 
@@ -44,10 +46,10 @@ def draw_ripples(
         partition: Whose groups they weigh.
         query: Row and column.
         grid_size: (H, W).
-        norm: Matplotlib's map from weights to colours.
+        norm, cmap: Matplotlib's scale of weights, and its colours.
     """
     values = weight_map(weights, partition, query, grid_size).numpy()
-    image = ax.imshow(values, cmap=COLORS, norm=norm)
+    image = ax.imshow(values, cmap=cmap, norm=norm)
     row, column = query
     for radius in partition.radii:
         side = 2 * radius + 1
@@ -76,6 +78,41 @@ def draw_explanation(path: Path) -> None:
         image = draw_ripples(ax, stick_breaking(logits), partition, query, grid_size, norm)
         ax.set_title(title, fontsize=10)
     figure.colorbar(image, ax=axes, label="spatial weight α", shrink=0.85, pad=0.01)
+    save(figure, path)
+
+
+def draw_figure_1(path: Path) -> None:
+    """Figure 1 of the paper: rings, their weights and a halted ripple on a grid of 9 × 9 tokens.
+
+    The groups come from `dense`, the weights from `fixed_weights`, the halting from `halt`.
+    """
+    check_suffix(path)
+    grid_size, centre, corner, threshold = (9, 9), (4, 4), (6, 6), 0.1
+    partition = dense(grid_size)
+    weights = fixed_weights(partition.num_groups)
+    halted, group = halt(weights, threshold), int(halt_group(weights, threshold))
+    panels = (
+        ("a. A query in the centre", weights, centre),
+        ("b. A query off the centre", weights, corner),
+        (f"c. Halted at ring {group} (τ = {threshold})", halted, corner),
+    )
+    figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.3), layout="constrained")
+    norm = LogNorm(vmin=float(weights.min()), vmax=1)
+    for ax, (title, shown, query) in zip(axes, panels, strict=True):
+        image = draw_ripples(ax, shown, partition, query, grid_size, norm, cmap="Blues")
+        for ring in range(1, max(query) + 1):  # the weight of each ring, left of the query
+            dark = norm(float(shown[ring])) > 0.55
+            ax.text(query[1] - ring, query[0], f"{100 * float(shown[ring]):.2g}", ha="center",
+                    va="center", fontsize=9, color="white" if dark else "black")  # fmt: skip
+        ax.set_xticks(torch.arange(8) + 0.5, minor=True)
+        ax.set_yticks(torch.arange(8) + 0.5, minor=True)
+        ax.grid(which="minor", color="0.6", lw=0.5)
+        ax.tick_params(which="minor", length=0)
+        ax.set_title(title, fontsize=11)
+    side, edges = 2 * group - 1, (corner[1] - group + 0.5, corner[0] - group + 0.5)
+    axes[2].add_patch(plt.Rectangle(edges, side, side, fill=False, ls="--", lw=2.5, color=ACCENT))
+    bar = figure.colorbar(image, ax=axes, shrink=0.75, pad=0.01, label="weight of a token, %")
+    bar.ax.yaxis.set_major_formatter(PercentFormatter(1, symbol=""))
     save(figure, path)
 
 
