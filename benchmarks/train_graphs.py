@@ -163,7 +163,7 @@ def check(folder: Path, name: str) -> str:
     recipe = find_recipe(name)
     recipe = replace(
         recipe,
-        data=DataSpec("made-up", num_classes=100, count=5120),
+        data=DataSpec("synthetic", num_classes=100, count=5120),
         epochs=1,
         log_every=1,
         optimizer=replace(recipe.optimizer, warmup_epochs=0),

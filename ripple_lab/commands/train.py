@@ -29,7 +29,7 @@ def train(
     ] = None,
     show_list: Annotated[bool, typer.Option("--list", help="List the recipes.")] = False,
     quick: Annotated[
-        bool, typer.Option("--quick", help="Two steps on made-up images: does it start?")
+        bool, typer.Option("--quick", help="Two steps on synthetic images: does it start?")
     ] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on from the last good checkpoint, if any.")

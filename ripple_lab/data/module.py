@@ -1,9 +1,9 @@
-"""The data of a recipe, as Lightning takes it."""
+"""The data of a recipe: its splits, and the loaders of one device. Nothing here needs Lightning."""
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import lightning.pytorch as pl
 import torch
 
 from ripple_lab.data.augment import eval_transform, train_transform
@@ -22,11 +22,9 @@ from ripple_lab.data.loaders import (
     TrainBatches,
 )
 from ripple_lab.data.synthetic import synthetic_images
-from ripple_lab.train.classification import ClassificationRecipe
-from ripple_lab.train.recipe import Recipe
 
 
-class RecipeData(pl.LightningDataModule):
+class RecipeData:
     """Training and evaluation images of a recipe, decoded one by one.
 
     Args:
@@ -35,9 +33,8 @@ class RecipeData(pl.LightningDataModule):
 
     collate: Any = None  # items → a batch; PyTorch's own way unless said otherwise
 
-    def __init__(self, recipe: Recipe):
-        super().__init__()
-        self.recipe: Any = recipe
+    def __init__(self, recipe: Any):
+        self.recipe = recipe
         self._opened: dict[bool, Any] = {}
 
     def open_split(self, train: bool) -> Any:
@@ -65,21 +62,25 @@ class RecipeData(pl.LightningDataModule):
         if stage == "fit":
             check_same_classes(self.open(train=True), evaluation)
 
-    def train_dataloader(self) -> Any:
-        recipe, trainer = self.recipe, self.trainer
-        assert trainer is not None
-        data = self.open(train=True)
-        batches = TrainBatches(
-            len(data),
-            recipe.batch_size,
-            recipe.seed,
-            step=lambda: trainer.global_step,
-            rank=trainer.global_rank,
-            world=trainer.world_size,
-        )
-        return self.train_loader(data, batches, trainer.strategy.root_device)
+    def train_loader(
+        self,
+        device: torch.device,
+        step: Callable[[], int] = lambda: 0,
+        rank: int = 0,
+        world: int = 1,
+    ) -> Any:
+        """The batches of one device.
 
-    def train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
+        Args:
+            device: Where the model is.
+            step: Steps made so far: the loader goes on from there.
+            rank, world: Which of how many devices.
+        """
+        data, recipe = self.open(train=True), self.recipe
+        batches = TrainBatches(len(data), recipe.batch_size, recipe.seed, step, rank, world)
+        return self._train_loader(data, batches, device)
+
+    def _train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
         workers = self.recipe.hardware.workers
         return ResumableDataLoader(
             SeededItems(data),
@@ -90,16 +91,17 @@ class RecipeData(pl.LightningDataModule):
             collate_fn=self.collate,
         )
 
-    def val_dataloader(self) -> Any:
-        recipe, trainer = self.recipe, self.trainer
-        assert trainer is not None
+    def evaluation_loader(self, device: torch.device, rank: int = 0, world: int = 1) -> Any:
+        """The batches of one device; every image is in one of them, once."""
         data = self.open(train=False)
         # In twos or more no device has an empty batch; one by one, the last one might.
-        images = max(2, recipe.batch_size // trainer.world_size)
-        batches = EvaluationBatches(len(data), images, trainer.global_rank, trainer.world_size)
-        return self.evaluation_loader(data, batches, trainer.strategy.root_device)
+        images = max(2, self.recipe.batch_size // world)
+        batches = EvaluationBatches(len(data), images, rank, world)
+        return self._evaluation_loader(data, batches, device)
 
-    def evaluation_loader(self, data: Any, batches: EvaluationBatches, device: torch.device) -> Any:
+    def _evaluation_loader(
+        self, data: Any, batches: EvaluationBatches, device: torch.device
+    ) -> Any:
         return torch.utils.data.DataLoader(
             data,
             batch_sampler=batches,
@@ -118,7 +120,7 @@ class ClassificationData(RecipeData):
             interpolation.
     """
 
-    def __init__(self, recipe: ClassificationRecipe, preprocessing: dict[str, Any]):
+    def __init__(self, recipe: Any, preprocessing: dict[str, Any]):
         super().__init__(recipe)
         self.image_size = preprocessing["input_size"][-1]
         self.statistics = {"mean": preprocessing["mean"], "std": preprocessing["std"]}
@@ -143,21 +145,23 @@ class ClassificationData(RecipeData):
             **self.statistics,
         )
 
-    def train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
+    def _train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
         if not self.recipe.data.in_memory:
-            return super().train_loader(data, batches, device)
+            return super()._train_loader(data, batches, device)
         augment = BatchAugmentation(self.recipe.augmentation, self.image_size, **self.statistics)
         return InMemoryLoader(data, batches, device, augment)
 
-    def evaluation_loader(self, data: Any, batches: EvaluationBatches, device: torch.device) -> Any:
+    def _evaluation_loader(
+        self, data: Any, batches: EvaluationBatches, device: torch.device
+    ) -> Any:
         if not self.recipe.data.in_memory:
-            return super().evaluation_loader(data, batches, device)
+            return super()._evaluation_loader(data, batches, device)
         return InMemoryEvaluationLoader(
             data, batches, device, partial(normalize, **self.statistics)
         )
 
 
-def open_data(recipe: ClassificationRecipe, train: bool, image_size: int) -> Any:
+def open_data(recipe: Any, train: bool, image_size: int) -> Any:
     """The images of one split of a recipe's data set."""
     spec = recipe.data
     match spec.name:
@@ -165,7 +169,7 @@ def open_data(recipe: ClassificationRecipe, train: bool, image_size: int) -> Any
             data: Any = load_cifar100(spec.root, train, spec.download)
         case "digits":
             data = load_digits_images(train)
-        case "made-up":
+        case "synthetic":
             data = synthetic_images(spec.count, image_size, spec.num_classes, seed=int(train))
         case "imagenet":
             data = open_folder(spec.source, spec.root, train, spec.download)

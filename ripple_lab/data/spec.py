@@ -1,7 +1,7 @@
 """Which images a classifier learns from, and what is done to them: plain data, imported at once."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from ripple_lab.checks import at_least, fraction
 
@@ -10,7 +10,11 @@ from ripple_lab.checks import at_least, fraction
 class DataSpec:
     """Which images."""
 
-    name: Literal["cifar100", "imagenet", "digits", "made-up"] = "cifar100"
+    RENAMED: ClassVar[dict[str, str]] = {
+        "made-up": "synthetic"
+    }  # values in recipe files of version 0.1
+
+    name: Literal["cifar100", "imagenet", "digits", "synthetic"] = "cifar100"
     """The data set; "imagenet" is any set of class folders."""
     root: str = "data"
     """The folder that holds it."""
@@ -23,7 +27,7 @@ class DataSpec:
     num_classes: int = 100
     """How many classes it has."""
     count: int = 1024
-    """Of made-up images: how many."""
+    """Of synthetic images: how many."""
 
     def __post_init__(self) -> None:
         at_least(1, num_classes=self.num_classes, count=self.count)

@@ -96,7 +96,7 @@ class ClassificationRecipe(Recipe):
         """Its own model on noise."""
         short = super().smoke_run()
         data = DataSpec(
-            name="made-up",
+            name="synthetic",
             num_classes=self.data.num_classes,
             count=2 * short.batch_size,
             in_memory=self.data.in_memory,

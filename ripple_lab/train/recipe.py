@@ -147,9 +147,9 @@ class Recipe:
         return self
 
     def smoke_run(self) -> Self:
-        """The recipe as a smoke run: two steps on made-up images, on the CPU.
+        """The recipe as a smoke run: two steps on synthetic images, on the CPU.
 
-        What is made up instead of its data is the task's to say.
+        What replaces its data is the task's to say.
         """
         return replace(
             self,
@@ -233,6 +233,8 @@ def _build(kind: type[T], values: Any, origin: str) -> T:
             built[name] = _build(hints[name], value, origin)  # type: ignore[arg-type]
             continue
         value = tuple(value) if isinstance(value, list) else value  # JSON has no tuples
+        if isinstance(value, str):
+            value = getattr(kind, "RENAMED", {}).get(value, value)
         try:
             built[name] = check_type(value, hints[name])
         except TypeCheckError as error:

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ripple_lab.data.augment import Augmentation, eval_transform, stages, train_transform
 from ripple_lab.data.batch_augment import BatchAugmentation, normalize
-from ripple_lab.data.batch_draws import LEVEL_TO_ARGUMENT, RandAugmentDraws
-from ripple_lab.data.batch_ops import operate
+from ripple_lab.data.batch_augment import LEVELS, batch_policy
+from ripple_lab.data.batch_augment import operate
 
 STATISTICS = {"mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276)}
 FILL = (129, 124, 112)  # the mean colour, 0 to 255

@@ -50,7 +50,7 @@ STEPS_PER_EPOCH, EPOCHS = 6, 3
 SMALL = ClassificationRecipe(
     name="small",
     model=ModelSpec("ripple_tiny4_patch2_32", patch_size=8, width=24, heads=2, depth=2),
-    data=DataSpec("made-up", num_classes=10, count=26),
+    data=DataSpec("synthetic", num_classes=10, count=26),
     augmentation=Augmentation(auto_augment="rand-m9-mstd0.5-inc1"),
     optimizer=OptimizerSpec(lr=1e-3, warmup_epochs=1),
     epochs=EPOCHS,
