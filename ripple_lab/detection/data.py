@@ -1,4 +1,4 @@
-"""The pictures of a detection recipe, as Lightning takes them."""
+"""The pictures of a detection recipe."""
 
 from typing import Any
 
@@ -7,7 +7,6 @@ from ripple_lab.detection.coco import open_coco
 from ripple_lab.detection.items import DetectionItems, DetectionPictures, collate
 from ripple_lab.detection.shapes import Shapes
 from ripple_lab.detection.transforms import evaluation_transform, train_transform
-from ripple_lab.train.detection import DetectionRecipe
 
 # Of the pictures of shapes: small, of few sizes, on ImageNet's mean colour.
 SHAPES: dict[str, Any] = {
@@ -39,7 +38,7 @@ class DetectionData(RecipeData):
         return self.open(train=False).dataset.ground_truth()
 
 
-def open_pictures(recipe: DetectionRecipe, train: bool) -> DetectionPictures:
+def open_pictures(recipe: Any, train: bool) -> DetectionPictures:
     """The pictures of one split of a recipe's data set."""
     spec = recipe.data
     pictures: DetectionPictures

@@ -86,7 +86,7 @@ class DetectorTraining(TrainedModule):
         return self.loss(outputs, targets)
 
     def on_validation_epoch_start(self) -> None:
-        truth = self.trainer.datamodule.ground_truth()  # type: ignore[attr-defined]
+        truth = self.data.ground_truth()
         self.evaluations = {prefix: CocoEvaluation(truth) for prefix in self.predictors()}
 
     def validation_step(self, batch: Batch, batch_idx: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ripple_lab.bench.measure import hardware
+from ripple_lab.machine import hardware
 
 PACKAGES = ("ripple-attention", "torch", "triton", "timm", "torchvision", "lightning", "numpy")
 

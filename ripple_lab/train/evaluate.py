@@ -52,14 +52,14 @@ def evaluate(path: Path, recipe: Recipe, console: Console | None = None) -> Eval
     _, classes = read_description(path)
     module = replace(recipe, ema_decay=None).without_start().create_module()
     load(module.model, weights, path)
-    data = module.create_data()
+    data = module.data
     if data.classes != classes:
         raise DataError(
             f"{path} was trained on other classes ({', '.join(classes[:3])}, …) than those of the "
             f"images in {recipe.data.root} ({', '.join(data.classes[:3])}, …)"
         )
     trainer = create_trainer(recipe, [EvaluationProgress(console)] if console else [])
-    trainer.validate(module, data, verbose=False)
+    trainer.validate(module, verbose=False)
     metrics = module.metrics()
     count = len(data.open(train=False)) - data.damaged
     return Evaluation(count, data.damaged, metrics, module.shown(metrics))

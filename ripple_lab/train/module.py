@@ -79,6 +79,7 @@ class TrainedModule(pl.LightningModule):
         super().__init__()
         self.recipe: Any = recipe
         self.model = model
+        self.data: Any = self.create_data()
         self.ema: ModelEmaV3 | None = None
         if recipe.ema_decay is not None:
             self.ema = ModelEmaV3(self.model, decay=recipe.ema_decay).requires_grad_(False)
@@ -91,6 +92,21 @@ class TrainedModule(pl.LightningModule):
     def create_data(self) -> RecipeData:
         """The recipe's images, as this network takes them."""
         raise NotImplementedError
+
+    def train_dataloader(self) -> Any:
+        trainer = self.trainer
+        return self.data.train_loader(
+            trainer.strategy.root_device,
+            lambda: trainer.global_step,
+            trainer.global_rank,
+            trainer.world_size,
+        )
+
+    def val_dataloader(self) -> Any:
+        trainer = self.trainer
+        return self.data.evaluation_loader(
+            trainer.strategy.root_device, trainer.global_rank, trainer.world_size
+        )
 
     def metrics(self) -> Metrics:
         """Results of the last evaluation, over all devices; then forgets it."""
@@ -204,4 +220,4 @@ class TrainedModule(pl.LightningModule):
         return self.recipe.optimizer.lr * self._schedule.lr_lambdas[0](step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        checkpoint["metadata"] = describe(self.recipe, self.trainer.datamodule.classes)  # type: ignore[attr-defined]
+        checkpoint["metadata"] = describe(self.recipe, self.data.classes)

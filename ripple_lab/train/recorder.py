@@ -91,7 +91,7 @@ class Recorder(pl.Callback):
             self.write(self.last)
 
     def on_validation_end(self, trainer: pl.Trainer, module: Any) -> None:
-        damaged = torch.tensor(float(trainer.datamodule.damaged), device=module.device)  # type: ignore[attr-defined]
+        damaged = torch.tensor(float(module.data.damaged), device=module.device)
         row = {
             "kind": "evaluation",
             "step": trainer.global_step,

@@ -14,9 +14,9 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
 
-from ripple_lab.bench.measure import hardware
 from ripple_lab.data.images import DataError
 from ripple_lab.files import replace_text
+from ripple_lab.machine import hardware
 from ripple_lab.train.checkpoint import (
     WEIGHTS,
     CheckpointError,
@@ -71,7 +71,7 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
 
     pl.seed_everything(recipe.seed, verbose=False)
     module = recipe.create_module()
-    data = module.create_data()
+    data = module.data
     if main:
         data.setup("fit")  # what is missing is found before there is a folder
         if checkpoint:
@@ -84,9 +84,9 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         callbacks.append(RippleProfiles(folder, recorder))
     trainer = create_trainer(recipe, [*callbacks, preemption])  # which may stop the run, at the end
     try:
-        trainer.fit(module, data, ckpt_path=checkpoint)
+        trainer.fit(module, ckpt_path=checkpoint)
         if module.last_evaluation.get("step") != trainer.global_step:
-            trainer.validate(module, data, verbose=False)
+            trainer.validate(module, verbose=False)
     finally:
         if main:
             recorder.close()
