@@ -155,14 +155,32 @@ class GridAttention(nn.Module):
 
 
 class SoftmaxAttention(GridAttention):
-    """Softmax attention by `scaled_dot_product_attention`. Arguments as in `GridAttention`."""
+    """Softmax attention by `scaled_dot_product_attention`.
+
+    Args:
+        attn_drop: Dropout of the attention probabilities.
+        dim, num_heads, qkv_bias, proj_drop: As in `GridAttention`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 6,
+        *,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+    ):
+        super().__init__(dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        self.attn_drop = attn_drop
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         queries, keys, values = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))  # (B, N, L, D)
         mask = None
         if key_padding_mask is not None:
             mask = ~key_padding_mask.flatten(1)[:, None, None, :]
-        out = F.scaled_dot_product_attention(queries, keys, values, mask)
+        dropout = self.attn_drop if self.training else 0.0
+        out = F.scaled_dot_product_attention(queries, keys, values, mask, dropout)
         return out.transpose(1, 2).reshape(v.shape)
 
 
