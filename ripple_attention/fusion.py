@@ -86,9 +86,9 @@ def runs_own_code(module: Any, kind: type) -> bool:
         if hooks and not all(isinstance(hook, Observer) for hook in hooks.values()):
             return False
     written = OWN_CODE[kind]
-    if not state.keys().isdisjoint(written):
-        return False
-    return all(getattr(own, name) is method for name, method in written.items())
+    return all(
+        getattr(own, name) is method and name not in state for name, method in written.items()
+    )
 
 
 def are_plain(*tensors: Tensor | None) -> bool:

@@ -1,4 +1,4 @@
-"""What an installation of the wheel alone must do: `make dist` runs it where only torch is there."""
+"""What an installed wheel must do with torch alone: `make dist` runs it."""
 
 import subprocess
 import sys

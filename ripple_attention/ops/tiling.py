@@ -15,7 +15,7 @@ def is_single_window(height: int, width: int, radii: Sequence[int]) -> bool:
 
 
 def far_sums_like(v: Tensor, num_features: int, radii: Sequence[int]) -> Tensor:
-    """Room for what `tiled_triton` keeps of its far sum (see `kernels.far.cut_kernel`)."""
+    """Room for what `tiled_triton` keeps of its far sum (see `kernels.far.split_state_kernel`)."""
     B, H, W, N, E = v.shape
     if is_single_window(H, W, radii):
         return v.new_empty(0)

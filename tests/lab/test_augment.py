@@ -15,9 +15,13 @@ from timm.data.auto_augment import (
 from torch import Tensor
 
 from ripple_lab.data.augment import Augmentation, eval_transform, stages, train_transform
-from ripple_lab.data.batch_augment import BatchAugmentation, normalize
-from ripple_lab.data.batch_augment import LEVELS, batch_policy
-from ripple_lab.data.batch_augment import operate
+from ripple_lab.data.batch_augment import (
+    LEVELS,
+    BatchAugmentation,
+    batch_policy,
+    normalize,
+    operate,
+)
 
 STATISTICS = {"mean": (0.507, 0.487, 0.441), "std": (0.267, 0.256, 0.276)}
 FILL = (129, 124, 112)  # the mean colour, 0 to 255
@@ -84,7 +88,7 @@ def test_an_operation_on_a_batch_is_pils_pixel_by_pixel(name, size, interpolatio
     level = 10 * torch.rand(len(images), generator=generator, dtype=torch.float64)
     level[::7], level[1::7], level[2::7] = 0, 9, 10
     sign = torch.tensor([1.0, -1.0], dtype=torch.float64).repeat_interleave(len(images) // 2)
-    arguments = LEVEL_TO_ARGUMENT[name](level / 10, sign)
+    arguments = LEVELS[name](level / 10, sign)
     got = operate(name, images, arguments, torch.tensor(FILL, dtype=torch.uint8), interpolation)
     options = {"fillcolor": FILL, "resample": Image.Resampling[interpolation.upper()]}
     for image, argument, result in zip(images, arguments.tolist(), got, strict=True):
@@ -133,15 +137,15 @@ def recorded_operations(policy: str, count: int) -> tuple[dict[str, list[float]]
 def test_operations_and_their_arguments_are_as_likely_as_timms(policy):
     expected, turns = recorded_operations(policy, IMAGES)
     transform = stages(Augmentation(auto_augment=policy), 32, **STATISTICS)[1].transforms[0]
-    draws = RandAugmentDraws(transform)
-    chosen, arguments = draws.draw(IMAGES, torch.Generator().manual_seed(0))
-    assert list(expected) == draws.names and chosen.numel() == turns
-    got = {name: arguments[chosen == index] for index, name in enumerate(draws.names)}
+    names, draw = batch_policy(transform)
+    chosen, arguments = draw(IMAGES, torch.Generator().manual_seed(0))
+    assert list(expected) == names and chosen.numel() == turns
+    got = {name: arguments[chosen == index] for index, name in enumerate(names)}
     counts = [[len(values) for values in by_name.values()] for by_name in (expected, got)]
     table = np.array([[*row, turns - sum(row)] for row in counts])  # the last: left alone
     assert chi2_contingency(table[:, table.any(0)]).pvalue > 1e-3
-    for name in draws.names:
-        if draws.magnitude_std == 0:  # the values themselves, up to rounding
+    for name in names:
+        if transform.ops[0].magnitude_std == 0:  # the values themselves, up to rounding
             near = np.round(expected[name], 9), np.round(got[name].numpy(), 9)
             assert set(near[0]) == set(near[1])
         else:
@@ -150,7 +154,8 @@ def test_operations_and_their_arguments_are_as_likely_as_timms(policy):
 
 def test_the_operations_of_one_image_are_drawn_independently():
     transform = stages(Augmentation(), 32, **STATISTICS)[1].transforms[0]
-    chosen, _ = RandAugmentDraws(transform).draw(50_000, torch.Generator().manual_seed(0))
+    _, draw = batch_policy(transform)
+    chosen, _ = draw(50_000, torch.Generator().manual_seed(0))
     table = torch.stack([*chosen]).unique(dim=1, return_counts=True)[1].view(16, 16)
     assert chi2_contingency(table).pvalue > 1e-3
 

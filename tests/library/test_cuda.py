@@ -289,22 +289,26 @@ def test_a_thousand_random_cases(first):
 def test_sums_of_the_front_are_precise_and_repeat(
     batch, grid, width, features, sticks, dtype, masked
 ):
-    from ripple_attention.ops.kernels.front import FrontOptions, FrontParameters, front_forward
+    from ripple_attention.ops.kernels.qkv_features import (
+        FeatureOptions,
+        FeatureParameters,
+        qkv_features_forward,
+    )
 
     torch.manual_seed(0)
     qkv = torch.randn(batch, *grid, 3, 6, width, device="cuda").to(dtype)
     mask = make_mask("rows", grid).cuda()[:1].expand(batch, -1, -1) if masked else None
     sizes = [(width, width), (features, 2 * width), (features,), (width, width), (width,)]
     parameters = [0.3 * torch.randn(x, device="cuda") for x in (*sizes, (6, sticks, width))]
-    options = FrontOptions("relu", "unit", True, True, False, 0.001)
-    arguments = (*qkv.unbind(3), FrontParameters(*parameters), options, sticks + 1, mask)
-    *expected, _ = front_forward(*arguments)
+    options = FeatureOptions("relu", "unit", True, True, False, 0.001)
+    arguments = (*qkv.unbind(3), FeatureParameters(*parameters), options, sticks + 1, mask)
+    *expected, _ = qkv_features_forward(*arguments)
     values = torch.nn.functional.pad(qkv[:, :, :, 2].double(), (0, 1), value=1.0)
     exact = torch.einsum("bhwne,bhwnm->bnem", values, expected[1].double())
     first = None
     allowed = 2e-6 if dtype == torch.float32 else 1e-5  # tensor cores drop bits of their sums
     for _ in range(3):
-        *got, shares = front_forward(*arguments, sums=True)
+        *got, shares = qkv_features_forward(*arguments, sums=True)
         assert torch.equal(got[0], expected[0])
         assert torch.equal(got[1], expected[1])
         rounding = torch.finfo(torch.float32).eps  # as another kernel is compiled for it
@@ -377,7 +381,7 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
 
     Inputs change from run to run: what is read too early is of the one before.
     """
-    from ripple_attention.ops.kernels import far, front, window
+    from ripple_attention.ops.kernels import far, qkv_features, window
 
     torch.manual_seed(0)
     layer = kind(192, num_heads=6).cuda()
@@ -402,7 +406,7 @@ def test_kernels_that_start_early_find_what_they_read(kind, grid, monkeypatch):
         torch.cuda.synchronize()
         graph.replay()
         found.append([y.clone() for y in early])
-    for module in (far, front, window):
+    for module in (far, qkv_features, window):
         monkeypatch.setattr(module, "overlaps", lambda: False)
         monkeypatch.setattr(module, "overlapping", dict, raising=False)
     for run_number, some in enumerate(found):

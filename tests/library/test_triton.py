@@ -36,7 +36,7 @@ NEAR = chebyshev(4)
 KERNELS = {
     "tiled_triton": (
         "state_kernel",
-        "cut_kernel",
+        "split_state_kernel",
         "forward_kernel",
         "query_gradient_kernel",
         "key_gradient_kernel",
@@ -54,7 +54,7 @@ KERNELS = {
 
 FILES = {"tiled_triton": "window", "table_triton": "boxes", "naive_triton": "pairs"}
 
-WHOLE = [  # grid, partition, M, E, mask, eps
+SINGLE_WINDOW = [  # grid, partition, M, E, mask, eps
     ((1, 1), chebyshev(1), 16, 16, "none", 0.0),
     ((1, 7), chebyshev(2), 8, 32, "random", 0.5),
     ((7, 5), chebyshev(4), 16, 16, "none", 0.0),
@@ -74,10 +74,10 @@ TILES = [  # and heads
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("case", range(len(WHOLE)))
+@pytest.mark.parametrize("case", range(len(SINGLE_WINDOW)))
 @interpreted
 def test_small_grids_are_as_precise_as_tiled(case, dtype):
-    grid, partition, M, E, mask_kind, eps = WHOLE[case]
+    grid, partition, M, E, mask_kind, eps = SINGLE_WINDOW[case]
     heads = 1 if mask_kind == "none" else 2
     inputs = make_inputs(grid, partition, features=M, value_dim=E, dtype=dtype, heads=heads)
     assert_within_twice("tiled", partition, inputs, make_mask(mask_kind, grid), eps)
@@ -529,7 +529,7 @@ def test_every_kernel_compiles(compile_for, dtype, capability):
     for name, binary in compiled:
         assert len(binary.asm["cubin"]) > 0
         assert binary.metadata.shared < 32 * 1024, name
-        products = dtype != torch.float32 and name != "cut_kernel"
+        products = dtype != torch.float32 and name != "split_state_kernel"
         assert ("mma" in binary.asm["ptx"]) == products
 
 

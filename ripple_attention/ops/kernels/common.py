@@ -16,8 +16,8 @@ from torch import Tensor
 SMALLEST: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)  # of `safe_divide`
 
 # Names in kernels. M and E are the widths of features and values, PADDED_M and PADDED_E the powers
-# of two that hold them. WHOLE: the window is the grid. RADII: the partition. Strides are those of
-# (B, H, W, N), and of G for the weights. WIDE: offsets take 64 bits.
+# of two that hold them. SINGLE_WINDOW: the window is the grid. RADII: the partition. Strides are
+# those of (B, H, W, N), and of G for the weights. WIDE: offsets take 64 bits.
 
 
 @triton.jit
@@ -36,14 +36,14 @@ def _chunk(first, N: tl.constexpr):
 
 @triton.jit
 def _tile(
-    down, across, H, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr, WHOLE: tl.constexpr,
+    down, across, H, W, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SINGLE_WINDOW: tl.constexpr,
 ):  # fmt: skip
     """A tile's first row and column; its tokens' rows and columns from there; which there are.
 
-    A run of tokens where WHOLE, whose rows and columns are those of the grid; else a rectangle.
+    A run of the grid's tokens where SINGLE_WINDOW; else a rectangle of rows and columns.
     """
     index = tl.arange(0, ROWS * COLUMNS)
-    if WHOLE:
+    if SINGLE_WINDOW:
         top, left = down * 0, across * 0
         index += down * ROWS * COLUMNS
         row, column = index // W, index % W
@@ -86,18 +86,18 @@ def _token_offsets(row, column, W, N: tl.constexpr, WIDE: tl.constexpr):
 @triton.jit
 def _span(
     span, left, column, W, STEP: tl.constexpr, SPAN: tl.constexpr, REACH: tl.constexpr,
-    WHOLE: tl.constexpr, COLUMNS: tl.constexpr,
+    SINGLE_WINDOW: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """Some columns of STEP rows of a window: rows, and columns from the tile's first; which columns
     there are; and how far a tile's are from them.
 
-    The window begins REACH before its tile, or with the grid where WHOLE.
+    The window begins REACH before its tile, or with the grid where SINGLE_WINDOW.
     """
-    reach: tl.constexpr = 0 if WHOLE else REACH
+    reach: tl.constexpr = 0 if SINGLE_WINDOW else REACH
     index = tl.arange(0, STEP * SPAN)
     others = span * SPAN + index % SPAN - reach
     present = (left + others >= 0) & (left + others < W)
-    if not WHOLE:
+    if not SINGLE_WINDOW:
         present = present & (others < COLUMNS + reach)
     return index // SPAN, others, present, tl.abs(column[:, None] - others[None, :])
 
@@ -249,7 +249,7 @@ def _dense_channels(x: Tensor) -> Tensor:
 # Triton has both, ten times as slow: kernels may call them, too.
 
 
-def _parts_of(whole: int, part: int) -> int:
+def _ceil_divide(whole: int, part: int) -> int:
     """How many parts make up at least a whole."""
     return -(-whole // part)
 

@@ -1,8 +1,8 @@
 """Sums over an image as Triton kernels: the far part of tiles, and all of linear attention.
 
 Forward S = Σ_j φk_j [v_j, 1]ᵀ; backward T = Σ_i φq_i [∂o_i, −δ_i]ᵀ α_rest(i)/den_i. Programs sum
-chunks of tokens (those of S come from the fused front where there is one), which are added in a
-fixed order, so results repeat bit for bit. Every query takes part of S, so it is cut in two for
+chunks of tokens (those of S come from `qkv_features` in a fused layer), which are added in a
+fixed order, so results repeat bit for bit. Every query takes part of S, so it is split in two for
 tensor cores, x = high + low; and its sum of ones in three, all of its bits, because differences of
 denominators decide what counts as zero (`ops.common.flush_cancellation`).
 This module imports triton.
@@ -19,13 +19,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ripple_attention.ops.kernels.common import (
     _add_products,
     _add_sums,
+    _ceil_divide,
     _chunk,
     _load,
     _multiply,
     _offsets,
     _padded,
     _parts,
-    _parts_of,
     _power_of_two,
 )
 from ripple_attention.ops.kernels.launch import launch, overlapping, overlaps
@@ -49,18 +49,18 @@ def _load_state(
 
 
 @triton.jit
-def _load_cut(
+def _load_split_state(
     base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
     LOW: tl.constexpr,
 ):  # fmt: skip
-    """High or low parts of a head's sums, as `cut_kernel` writes them, (PADDED_E, PADDED_M)."""
+    """High or low parts of a head's sums, from `split_state_kernel`: (PADDED_E, PADDED_M)."""
     start = base + head * ((2 * E + 3) * M) + (E * M if LOW else 0)
     value, feature = tl.arange(0, PADDED_E)[:, None], tl.arange(0, PADDED_M)[None, :]
     return tl.load(start + value * M + feature, mask=(value < E) & (feature < M), other=0.0)
 
 
 @triton.jit
-def _load_cut_ones(
+def _load_split_ones(
     base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
     """The three parts of the sum that belongs to the ones, and zeros: (ROWS, PADDED_M)."""
@@ -81,25 +81,25 @@ def _times_state(inputs, state):
 
 
 @triton.jit
-def _times_cut(
+def _times_split_state(
     inputs, base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
     PADDED_E: tl.constexpr, FLIP: tl.constexpr,
 ):  # fmt: skip
     """inputs (tokens, E) @ the sums of a head; where FLIP, inputs (tokens, M) @ their transpose."""
     if inputs.dtype == tl.float32:
-        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
+        high = _load_split_state(base, head, M, E, PADDED_M, PADDED_E, False)
         result = tl.dot(inputs, tl.trans(high) if FLIP else high, input_precision="ieee")
     elif PADDED_M * PADDED_E <= 64 * 64:  # both loaded at once
-        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
-        low = _load_cut(base, head, M, E, PADDED_M, PADDED_E, True)
+        high = _load_split_state(base, head, M, E, PADDED_M, PADDED_E, False)
+        low = _load_split_state(base, head, M, E, PADDED_M, PADDED_E, True)
         exact = inputs.to(high.dtype)
         result = tl.dot(exact, tl.trans(low) if FLIP else low, input_precision="tf32")
         result = tl.dot(exact, tl.trans(high) if FLIP else high, result, input_precision="tf32")
     else:  # one after the other, in the same shared memory
-        low = _load_cut(base, head, M, E, PADDED_M, PADDED_E, True)
+        low = _load_split_state(base, head, M, E, PADDED_M, PADDED_E, True)
         exact = inputs.to(low.dtype)
         result = tl.dot(exact, tl.trans(low) if FLIP else low, input_precision="tf32")
-        high = _load_cut(base, head, M, E, PADDED_M, PADDED_E, False)
+        high = _load_split_state(base, head, M, E, PADDED_M, PADDED_E, False)
         result = tl.dot(exact, tl.trans(high) if FLIP else high, result, input_precision="tf32")
     return result
 
@@ -160,8 +160,8 @@ def state_kernel(
 
 
 @triton.jit
-def cut_kernel(
-    first, partial, cut, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
+def split_state_kernel(
+    first, partial, split_state, chunks, M: tl.constexpr, E: tl.constexpr, DTYPE: tl.constexpr,
     ROUNDS: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Adds up a head's chunks, and cuts the sum in parts for tensor cores, rows of M: the high
@@ -190,8 +190,8 @@ def cut_kernel(
     if DTYPE != tl.float32:
         parts = _parts(high, DTYPE, 3)
         high, low, last = parts[0], parts[1], parts[2]
-    cut += head * ((2 * E + 3) * M)
-    at = cut + tl.where(of_ones, index + E * M, index)
+    split_state += head * ((2 * E + 3) * M)
+    at = split_state + tl.where(of_ones, index + E * M, index)
     tl.store(at, high, mask=inside)
     tl.store(at + tl.where(of_ones, M, E * M), low, mask=inside)
     tl.store(at + 2 * M, last, mask=of_ones)
@@ -202,24 +202,26 @@ def _sum_state(partial: Tensor) -> Tensor:
     return partial[:, :, 0] if partial.shape[2] == 1 else partial.sum(2)
 
 
-def _cut_state(cut: Tensor, partial: Tensor, dtype: torch.dtype, overlap: bool = True) -> Tensor:
-    """The same in parts, written to (B, N, 2E+3, M) as `cut_kernel` has it.
+def _split_state(
+    split_state: Tensor, partial: Tensor, dtype: torch.dtype, overlap: bool = True
+) -> Tensor:
+    """The same in parts, written to (B, N, 2E+3, M) as `split_state_kernel` has it.
 
     Args:
-        cut: Where to.
+        split_state: Where to.
         partial: Shares of chunks, as `_sum_chunks` has them.
         dtype: Of the inputs that it is to meet.
-        overlap: Whether this may start before the kernel before it ends. Not after the front: tiles
-            read what that writes as soon as this one has started.
+        overlap: Whether this may start before the kernel before it ends. Not after
+            `qkv_features`: tiles read what that writes as soon as this one has started.
     """
     B, N, chunks, rows, M = partial.shape
-    rounds, block = _power_of_two(_parts_of(chunks, 16)), 128
+    rounds, block = _power_of_two(_ceil_divide(chunks, 16)), 128
     launch(
-        cut_kernel, (B * N, _parts_of(rows * M, block), 1),
-        partial, cut, chunks, M, rows - 1, TYPES[dtype], rounds, block, overlaps(),
+        split_state_kernel, (B * N, _ceil_divide(rows * M, block), 1),
+        partial, split_state, chunks, M, rows - 1, TYPES[dtype], rounds, block, overlaps(),
         num_warps=4, **(overlapping() if overlap else {}),
     )  # fmt: skip
-    return cut
+    return split_state
 
 
 def _sum_chunks(
@@ -231,7 +233,7 @@ def _sum_chunks(
     wide = max(M, E) * features.element_size()
     exact = features.dtype == torch.float32
     tokens, blocks, options = _choose_state(B * N, H * W, wide, backward, exact)
-    chunks = _parts_of(H * W, tokens * blocks)
+    chunks = _ceil_divide(H * W, tokens * blocks)
     read = (features, values, spatial_weights) if backward else (features, values)
     flat = all(x.stride(1) == W * x.stride(2) for x in read)
     partial = features.new_empty(B, N, chunks, E + 1, M, dtype=torch.float32)
@@ -258,7 +260,7 @@ def _choose_state(
     if backward and wide <= 64:
         block, warps = 32, 1
     share = max(heads * tokens // (4 * STATE_PROGRAMS if backward else STATE_PROGRAMS), block)
-    blocks = _power_of_two(_parts_of(min(share, 2048, tokens), block))  # few kernels to compile
+    blocks = _power_of_two(_ceil_divide(min(share, 2048, tokens), block))  # few kernels to compile
     if backward and block * blocks > share:
         blocks //= 2
     return block, blocks, {"num_warps": warps, "num_stages": 1}

@@ -5,7 +5,7 @@
 x̂ is x in the length that `FeatureMap.scale` gives it. What a map does not have is None: the
 `learned` map has all of it and a ReLU, `t2r` no sines, `hedgehog` no c either and a softmax, `elu`
 and `relu` their activation alone. The length is a factor on products, W₁x̂ = scale·W₁x, which take
-x as it is, and so exactly. `front` says how precisely all this is done.
+x as it is, and so exactly. `qkv_features` says how precisely all this is done.
 This module imports triton: import it where it is used.
 """
 

@@ -1,4 +1,4 @@
-"""Attention from the qkv projection on: the front, then tiles, or linear attention."""
+"""Attention from the qkv projection on: features and weights, then tiles or linear attention."""
 
 # mypy: disable-error-code="arg-type"
 
@@ -7,14 +7,14 @@ from typing import Any
 from torch import Tensor
 
 from ripple_attention.ops.common import drop_empty_groups
-from ripple_attention.ops.kernels.front import (
-    FrontOptions,
-    FrontParameters,
-    front_forward,
+from ripple_attention.ops.kernels.linear import linear_triton_backward, linear_triton_forward
+from ripple_attention.ops.kernels.qkv_features import (
+    FeatureOptions,
+    FeatureParameters,
     map_backward,
+    qkv_features_forward,
     weights_backward,
 )
-from ripple_attention.ops.kernels.linear import linear_triton_backward, linear_triton_forward
 from ripple_attention.ops.kernels.window import tiled_triton_backward, tiled_triton_forward
 from ripple_attention.ops.tiling import is_single_window
 from ripple_attention.partition import Partition
@@ -30,16 +30,16 @@ def fused_ripple_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     parameters, given, radii, options, eps = _sorted_out(rest)
     q, k, v = qkv.unbind(3)
     sums = not is_single_window(qkv.shape[1], qkv.shape[2], radii)
-    phi_q, phi_k, made, partial = front_forward(
+    phi_q, phi_k, made, partial = qkv_features_forward(
         q, k, v, parameters, options, len(radii) + 1, mask, sums
     )
     if made is not None and mask is not None:
         made = drop_empty_groups(made, Partition(radii), mask)
     alpha = given if made is None else made
-    out, denominator, cut = tiled_triton_forward(
+    out, denominator, split_state = tiled_triton_forward(
         phi_q, phi_k, v, alpha, radii, eps, partial=partial
     )
-    return out, denominator, phi_q, phi_k, alpha.new_empty(0) if made is None else made, cut
+    return out, denominator, phi_q, phi_k, alpha.new_empty(0) if made is None else made, split_state
 
 
 def fused_ripple_backward(
@@ -49,7 +49,7 @@ def fused_ripple_backward(
     phi_q: Tensor,
     phi_k: Tensor,
     made: Tensor,
-    cut: Tensor,
+    split_state: Tensor,
     qkv: Tensor,
     mask: Tensor | None,
     *rest: Any,
@@ -59,7 +59,7 @@ def fused_ripple_backward(
     q, k, v = qkv.unbind(3)
     alpha = made if given is None else given
     grad_phi_q, grad_phi_k, grad_v, grad_alpha = tiled_triton_backward(
-        grad, phi_q, phi_k, v, alpha, out, denominator, cut, radii
+        grad, phi_q, phi_k, v, alpha, out, denominator, split_state, radii
     )
     grad_qkv = qkv.new_empty(qkv.shape)
     grad_q, grad_k, all_grad_v = grad_qkv.unbind(3)
@@ -87,8 +87,15 @@ def fused_linear_forward(qkv: Tensor, mask: Tensor | None, *rest: Any) -> tuple[
     """
     *learned, activation, scaling, eps = rest
     q, k, v = qkv.unbind(3)
-    phi_q, phi_k, _, partial = front_forward(
-        q, k, v, FrontParameters(*learned), FrontOptions(activation, scaling), 0, mask, sums=True
+    phi_q, phi_k, _, partial = qkv_features_forward(
+        q,
+        k,
+        v,
+        FeatureParameters(*learned),
+        FeatureOptions(activation, scaling),
+        0,
+        mask,
+        sums=True,
     )
     out, denominator, state = linear_triton_forward(phi_q, partial, eps)
     return out, denominator, phi_q, phi_k, state
@@ -113,7 +120,7 @@ def fused_linear_backward(
     )
     grad_qkv = qkv.new_empty(qkv.shape)
     grad_q, grad_k, all_grad_v = grad_qkv.unbind(3)
-    map_arguments = FrontParameters(*learned), FrontOptions(activation, scaling), mask
+    map_arguments = FeatureParameters(*learned), FeatureOptions(activation, scaling), mask
     grads = map_backward(grad_phi_q, grad_phi_k, phi_q, phi_k, q, k, *map_arguments, grad_q, grad_k)
     all_grad_v.copy_(grad_v if mask is None else _without(grad_v, mask))
     return grad_qkv, *_in_types_of(grads, learned)
@@ -122,8 +129,8 @@ def fused_linear_backward(
 def fused_features_forward(q: Tensor, k: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
     """φ(q) and φ(k) alone; see `ops.fused.fused_features`."""
     *learned, activation, scaling = rest
-    options = FrontOptions(activation, scaling)
-    phi_q, phi_k, _, _ = front_forward(q, k, q, FrontParameters(*learned), options)
+    options = FeatureOptions(activation, scaling)
+    phi_q, phi_k, _, _ = qkv_features_forward(q, k, q, FeatureParameters(*learned), options)
     return phi_q, phi_k
 
 
@@ -134,7 +141,7 @@ def fused_features_backward(
     """The gradients of q, k and the map's parameters."""
     *learned, activation, scaling = rest
     grad_q, grad_k = q.new_empty(q.shape), k.new_empty(k.shape)
-    settings = FrontParameters(*learned), FrontOptions(activation, scaling), None
+    settings = FeatureParameters(*learned), FeatureOptions(activation, scaling), None
     grads = map_backward(grad_phi_q, grad_phi_k, phi_q, phi_k, q, k, *settings, grad_q, grad_k)
     return grad_q, grad_k, *_in_types_of(grads, learned)
 
@@ -142,9 +149,9 @@ def fused_features_backward(
 def fused_weights_forward(v: Tensor, *rest: Any) -> Tensor:
     """α alone; see `ops.fused.fused_weights`."""
     *learned, groups, sticks, balanced, truncated, threshold = rest
-    options = FrontOptions("", "none", sticks, balanced, truncated, threshold)
-    alpha = front_forward(
-        None, None, v, FrontParameters(None, None, None, *learned), options, groups
+    options = FeatureOptions("", "none", sticks, balanced, truncated, threshold)
+    alpha = qkv_features_forward(
+        None, None, v, FeatureParameters(None, None, None, *learned), options, groups
     )
     return alpha[2]
 
@@ -153,8 +160,8 @@ def fused_weights_backward(grad_alpha: Tensor, v: Tensor, *rest: Any) -> tuple[T
     """The gradients of v, P, p and e."""
     *learned, _, sticks, balanced, truncated, threshold = rest
     grad_v = v.new_empty(v.shape)
-    options = FrontOptions("", "none", sticks, balanced, truncated, threshold)
-    settings = FrontParameters(None, None, None, *learned), options, None
+    options = FeatureOptions("", "none", sticks, balanced, truncated, threshold)
+    settings = FeatureParameters(None, None, None, *learned), options, None
     grads = weights_backward(grad_alpha, None, v, *settings, grad_v)
     return grad_v, *_in_types_of(grads, learned)
 
@@ -171,5 +178,5 @@ def _in_types_of(grads: Any, like: Any) -> tuple[Tensor | None, ...]:
 def _sorted_out(rest: tuple[Any, ...]) -> tuple[Any, ...]:
     """Parameters, α if given, radii, options and eps."""
     *learned, given, radii, activation, scaling, sticks, balanced, truncated, threshold, eps = rest
-    options = FrontOptions(activation, scaling, sticks, balanced, truncated, threshold)
-    return FrontParameters(*learned), given, list(radii), options, eps
+    options = FeatureOptions(activation, scaling, sticks, balanced, truncated, threshold)
+    return FeatureParameters(*learned), given, list(radii), options, eps

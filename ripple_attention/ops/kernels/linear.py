@@ -97,7 +97,7 @@ def linear_triton_forward(q: Tensor, partial: Tensor, eps: float) -> tuple[Tenso
 
     Args:
         q: φ(q) (B, H, W, N, M), channels next to each other.
-        partial: Shares of chunks in Sᵀ, (B, N, chunks, E+1, M), as the front has them.
+        partial: Shares of chunks in Sᵀ, (B, N, chunks, E+1, M), as `qkv_features` has them.
         eps: Added to the denominator.
 
     Returns:

@@ -31,13 +31,13 @@ from triton.language.extra.cuda import gdc_wait
 
 from ripple_attention.ops.kernels.common import (
     _add_products,
+    _ceil_divide,
     _corner,
     _dense_channels,
     _inverse,
     _load,
     _offsets,
     _padded,
-    _parts_of,
     _place,
     _power_of_two,
     _pull,
@@ -49,7 +49,12 @@ from ripple_attention.ops.kernels.common import (
     _token_offsets,
     _walk,
 )
-from ripple_attention.ops.kernels.far import _cut_state, _load_cut_ones, _sum_chunks, _times_cut
+from ripple_attention.ops.kernels.far import (
+    _load_split_ones,
+    _split_state,
+    _sum_chunks,
+    _times_split_state,
+)
 from ripple_attention.ops.kernels.launch import launch, overlapping, overlaps
 from ripple_attention.ops.tiling import far_sums_like, is_single_window
 
@@ -59,18 +64,19 @@ ROUNDING: tl.constexpr = tl.constexpr(
 
 
 @triton.jit
-def _load_weights(pointers, inside, stride, RADII: tl.constexpr, WHOLE: tl.constexpr):
+def _load_weights(pointers, inside, stride, RADII: tl.constexpr, SINGLE_WINDOW: tl.constexpr):
     """Weights of some queries: of each group with a box, and beyond the last box.
 
-    By near and far, α_g − α_rest and 0, with α_rest for the whole grid; if WHOLE, α_g and α_rest.
+    By near and far, α_g − α_rest and 0, with α_rest for the whole grid; if SINGLE_WINDOW, α_g and
+    α_rest.
     Returned are a vector for each box, the one beyond them, and α_rest.
     """
     rest = tl.load(pointers + len(RADII) * stride, mask=inside, other=0.0).to(tl.float32)
     near = ()
     for g in tl.static_range(len(RADII)):
         weight = tl.load(pointers + g * stride, mask=inside, other=0.0).to(tl.float32)
-        near = near + (weight if WHOLE else weight - rest,)
-    return near, rest if WHOLE else tl.zeros_like(rest), rest
+        near = near + (weight if SINGLE_WINDOW else weight - rest,)
+    return near, rest if SINGLE_WINDOW else tl.zeros_like(rest), rest
 
 
 @triton.jit
@@ -116,27 +122,29 @@ def forward_kernel(
     weight_strides, H, W, eps, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr,
     PADDED_M: tl.constexpr, PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr,
     ROWS: tl.constexpr, COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr,
-    SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr,
+    SPANS: tl.constexpr, WINDOW_ROWS: tl.constexpr, SINGLE_WINDOW: tl.constexpr, WIDE: tl.constexpr,
     SPLIT: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Output and denominator + eps of a tile of queries.
 
     [numerator, denominator]_i = α_rest φq_iᵀ S + Σ_{j in the box} (α_g − α_rest)(φq_i·φk_j)[v_j, 1]
     """
-    reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]  # of the window beyond the tile
+    reach: tl.constexpr = (
+        0 if SINGLE_WINDOW else RADII[len(RADII) - 1]
+    )  # of the window beyond the tile
     b, n, down, across = _place(first, N)
-    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
+    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, SINGLE_WINDOW)
     at = _corner(q, b, n, top, left, q_strides, WIDE)
     query = _load(at, _offsets(row, column, q_strides, WIDE), inside, M, PADDED_M)
     at = _corner(weights, b, n, top, left, weight_strides, WIDE)
     at += _offsets(row, column, weight_strides, WIDE)
-    near, beyond, rest = _load_weights(at, inside, weight_strides[4], RADII, WHOLE)
+    near, beyond, rest = _load_weights(at, inside, weight_strides[4], RADII, SINGLE_WINDOW)
 
     numerator = tl.zeros((ROWS * COLUMNS, PADDED_E), tl.float32)
     near_sums = tl.zeros((ROWS * COLUMNS, SPAN), tl.float32)
     for span in range(SPANS):
         below, others, present, far_across = _span(
-            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
+            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], SINGLE_WINDOW, COLUMNS
         )
         across_weight = _weights_at(far_across, near, beyond, 1, RADII)
         k_row, k_offsets = _walk(k, b, n, top - reach, left, below, others, k_strides, WIDE)
@@ -159,11 +167,11 @@ def forward_kernel(
     total = tl.sum(near_sums, 1)
     result = total + eps
     blind = inside != inside  # none
-    if not WHOLE:
+    if not SINGLE_WINDOW:
         if OVERLAP:
             gdc_wait()
-        ones = _load_cut_ones(state, b * N + n, M, E, PADDED_M, 16)
-        far = _times_cut(query, state, b * N + n, M, E, PADDED_M, PADDED_E, True)
+        ones = _load_split_ones(state, b * N + n, M, E, PADDED_M, 16)
+        far = _times_split_state(query, state, b * N + n, M, E, PADDED_M, PADDED_E, True)
         numerator += rest[:, None] * far
         far = tl.dot(
             query.to(ones.dtype),
@@ -190,7 +198,7 @@ def query_gradient_kernel(
     N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
     PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
-    WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW_ROWS: tl.constexpr, SINGLE_WINDOW: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
     OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """∂φq and ∂α of a tile of queries; and what sums over queries take, δ_i = ∂o_i·o_i, 1/den_i
@@ -199,10 +207,10 @@ def query_gradient_kernel(
     With the pull t_ij = ∂o_i·v_j − δ_i, and 1/den_i taken out of all sums:
     ∂φq_i = Σ_j w_ij t_ij φk_j / den_i,  ∂α_g(i) = Σ_{j in g} (φq_i·φk_j) t_ij / den_i.
     """
-    reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]
+    reach: tl.constexpr = 0 if SINGLE_WINDOW else RADII[len(RADII) - 1]
     groups: tl.constexpr = len(RADII) + 1
     b, n, down, across = _place(first, N)
-    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
+    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, SINGLE_WINDOW)
     corner = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
     at = _corner(grad, b, n, top, left, grad_strides, WIDE)
@@ -217,7 +225,7 @@ def query_gradient_kernel(
     query = _load(at, _offsets(row, column, q_strides, WIDE), inside, M, PADDED_M)
     at = _corner(weights, b, n, top, left, weight_strides, WIDE)
     at += _offsets(row, column, weight_strides, WIDE)
-    near, beyond, rest = _load_weights(at, inside, weight_strides[4], RADII, WHOLE)
+    near, beyond, rest = _load_weights(at, inside, weight_strides[4], RADII, SINGLE_WINDOW)
     slot = tl.arange(0, PADDED_G)[None, :]
     rows = tl.zeros((ROWS * COLUMNS, PADDED_G), tl.float32)
     for g in tl.static_range(len(RADII)):
@@ -234,7 +242,7 @@ def query_gradient_kernel(
         by_group = by_group + (tl.zeros((ROWS * COLUMNS,), tl.float32),)
     for span in range(SPANS):
         below, others, present, far_across = _span(
-            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
+            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], SINGLE_WINDOW, COLUMNS
         )
         across_weight = _weights_at(far_across, near, beyond, 1, RADII)
         across_sums = tl.zeros((ROWS * COLUMNS, STEP * SPAN), tl.float32)
@@ -262,7 +270,7 @@ def query_gradient_kernel(
                     members = _in_group(far, g, RADII)
                     sums = sums + (by_group[g] + tl.where(members, down_sum, 0.0),)
                 by_group = sums
-                if WHOLE:
+                if SINGLE_WINDOW:
                     whole += tl.where(far > RADII[len(RADII) - 1], down_sum, 0.0)
             pull *= tl.where(by_row, down_weight, across_weight)
             gradient = _add_products(pull, key, gradient, SPLIT)
@@ -274,14 +282,14 @@ def query_gradient_kernel(
             members = tl.where(_in_group(far_across, g, RADII), across_sums, 0.0)
             sums = sums + (by_group[g] + tl.sum(members, 1),)
         by_group = sums
-        if WHOLE:
+        if SINGLE_WINDOW:
             whole += tl.sum(tl.where(far_across > RADII[len(RADII) - 1], across_sums, 0.0), 1)
 
-    if not WHOLE:
+    if not SINGLE_WINDOW:
         if OVERLAP:
             gdc_wait()
-        ones = tl.sum(_load_cut_ones(state, b * N + n, M, E, PADDED_M, 4).to(tl.float32), 0)
-        far_pull = _times_cut(upstream, state, b * N + n, M, E, PADDED_M, PADDED_E, False)
+        ones = tl.sum(_load_split_ones(state, b * N + n, M, E, PADDED_M, 4).to(tl.float32), 0)
+        far_pull = _times_split_state(upstream, state, b * N + n, M, E, PADDED_M, PADDED_E, False)
         far_pull -= projection[:, None] * ones[None, :]
         gradient += rest[:, None] * far_pull
         whole = tl.sum(query.to(tl.float32) * far_pull, 1)
@@ -290,7 +298,7 @@ def query_gradient_kernel(
     at = grad_weights + corner * groups + token * groups
     for g in tl.static_range(len(RADII)):
         tl.store(at + g, (scale * by_group[g]).to(weight_type), mask=inside)
-        if not WHOLE:
+        if not SINGLE_WINDOW:
             whole -= by_group[g]
     tl.store(at + len(RADII), (scale * whole).to(weight_type), mask=inside)
 
@@ -301,16 +309,16 @@ def key_gradient_kernel(
     v_strides, H, W, N: tl.constexpr, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr,
     PADDED_E: tl.constexpr, PADDED_G: tl.constexpr, RADII: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr, STEP: tl.constexpr, SPAN: tl.constexpr, SPANS: tl.constexpr,
-    WINDOW_ROWS: tl.constexpr, WHOLE: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
+    WINDOW_ROWS: tl.constexpr, SINGLE_WINDOW: tl.constexpr, WIDE: tl.constexpr, SPLIT: tl.constexpr,
     OVERLAP: tl.constexpr, GATHER: tl.constexpr,
 ):  # fmt: skip
     """∂φk and ∂v of a tile of keys, from the queries around it: membership is symmetric.
 
     ∂φk_j = Σ_i w_ij/den_i t_ij φq_i,  ∂v_j = Σ_i w_ij/den_i (φq_i·φk_j) ∂o_i, far parts by T.
     """
-    reach: tl.constexpr = 0 if WHOLE else RADII[len(RADII) - 1]
+    reach: tl.constexpr = 0 if SINGLE_WINDOW else RADII[len(RADII) - 1]
     b, n, down, across = _place(first, N)
-    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, WHOLE)
+    top, left, row, column, inside = _tile(down, across, H, W, ROWS, COLUMNS, SINGLE_WINDOW)
     corner = _corner(k, b, n, top, left, k_strides, WIDE)
     key = _load(corner, _offsets(row, column, k_strides, WIDE), inside, M, PADDED_M)
     corner = _corner(v, b, n, top, left, v_strides, WIDE)
@@ -321,7 +329,7 @@ def key_gradient_kernel(
     value_gradient = tl.zeros((ROWS * COLUMNS, PADDED_E), tl.float32)
     for span in range(SPANS):
         below, others, present, far_across = _span(
-            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], WHOLE, COLUMNS
+            span, left, column, W, STEP, SPAN, RADII[len(RADII) - 1], SINGLE_WINDOW, COLUMNS
         )
         q_row, q_offsets = _walk(q, b, n, top - reach, left, below, others, q_strides, WIDE)
         grad_row, grad_offsets = _walk(
@@ -358,14 +366,14 @@ def key_gradient_kernel(
                 grad_row += grad_strides[1]
             token_row += STEP * W * N
 
-    if not WHOLE:
+    if not SINGLE_WINDOW:
         if OVERLAP:
             gdc_wait()
         head = b * N + n
-        ones = tl.sum(_load_cut_ones(state, head, M, E, PADDED_M, 4).to(tl.float32), 0)
-        far = _times_cut(value, state, head, M, E, PADDED_M, PADDED_E, False)
+        ones = tl.sum(_load_split_ones(state, head, M, E, PADDED_M, 4).to(tl.float32), 0)
+        far = _times_split_state(value, state, head, M, E, PADDED_M, PADDED_E, False)
         key_gradient += far + ones[None, :]
-        value_gradient += _times_cut(key, state, head, M, E, PADDED_M, PADDED_E, True)
+        value_gradient += _times_split_state(key, state, head, M, E, PADDED_M, PADDED_E, True)
     first_token = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
     _store(grad_k + first_token * M, token * M, inside, key_gradient, M, PADDED_M)
@@ -381,7 +389,7 @@ class Plan:
 
     grid: tuple[int, int, int]
     constants: tuple[Any, ...]  # of the kernels, from N on
-    whole: bool
+    single_window: bool
     wide: bool  # whether offsets take 64 bits
     gather: bool  # whether warps can gather weights, of half-precision inputs
     options: dict[str, Any]  # of the launch
@@ -410,19 +418,19 @@ def tiled_triton_forward(
     q, k, v = (_dense_channels(x) for x in (q, k, v))
     out = v.new_empty(v.shape)
     denominator = v.new_empty(v.shape[:-1], dtype=torch.float32) if keep else None
-    cut = far_sums_like(v, q.shape[-1], radii)
+    split_state = far_sums_like(v, q.shape[-1], radii)
     with torch.cuda.device_of(v):
         plan = _choose("forward", q, v, radii, (q, k, v, spatial_weights))
-        if not plan.whole:
+        if not plan.single_window:
             shares = _sum_chunks(k, v, spatial_weights) if partial is None else partial
-            _cut_state(cut, shares, k.dtype, overlap=partial is None)
+            _split_state(split_state, shares, k.dtype, overlap=partial is None)
         launch(
             forward_kernel, plan.grid,
-            q, k, v, spatial_weights, None if plan.whole else cut, out, denominator,
+            q, k, v, spatial_weights, None if plan.single_window else split_state, out, denominator,
             q.stride(), k.stride(), v.stride(), spatial_weights.stride(),
             *v.shape[1:3], eps, *plan.constants, **plan.options,
         )  # fmt: skip
-    return out, denominator, cut
+    return out, denominator, split_state
 
 
 def tiled_triton_inference(
@@ -440,7 +448,7 @@ def tiled_triton_backward(
     spatial_weights: Tensor,
     out: Tensor,
     denominator: Tensor,
-    cut: Tensor,
+    split_state: Tensor,
     radii: list[int],
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of `tiled_triton_forward` for q, k, v and the weights, in the types of these.
@@ -448,7 +456,7 @@ def tiled_triton_backward(
     Args:
         grad: ∂out.
         q, k, v, spatial_weights, radii: As they were.
-        out, denominator, cut: The results of the forward pass.
+        out, denominator, split_state: The results of the forward pass.
     """
     grad, q, k, v = (_dense_channels(x) for x in (grad, q, k, v))
     out, denominator = out.contiguous(), denominator.contiguous()
@@ -461,14 +469,15 @@ def tiled_triton_backward(
         by_query, by_key = (_choose(role, q, v, radii, inputs) for role in ("query", "key"))
         launch(
             query_gradient_kernel, by_query.grid,
-            *inputs, out, denominator, None if by_query.whole else cut, delta, inverse, scaled,
-            grads[0], grads[3], *strides, spatial_weights.stride(), *v.shape[1:3],
+            *inputs, out, denominator, None if by_query.single_window else split_state,
+            delta, inverse, scaled, grads[0], grads[3], *strides, spatial_weights.stride(),
+            *v.shape[1:3],
             *by_query.constants, **by_query.options,
         )  # fmt: skip
         back = None
-        if not by_key.whole:
+        if not by_key.single_window:
             shares = _sum_chunks(q, grad, spatial_weights, delta, inverse)
-            back = _cut_state(torch.empty_like(cut), shares, q.dtype)
+            back = _split_state(torch.empty_like(split_state), shares, q.dtype)
         launch(
             key_gradient_kernel, by_key.grid, grad, q, k, v, scaled, delta, back,
             grads[1], grads[2], *strides, *v.shape[1:3], *by_key.constants, by_key.gather,
@@ -484,9 +493,9 @@ def _padded_groups(boxes: int) -> int:
 
 # Choices
 
-# Cut pairs in two as well (see above), a tenth slower. Rounded, they keep 8 bits (tf32: 11), which
-# is felt where a window's mass is subtracted again, its weight being less than the rest's; and
-# where one pair is all there is, so grids of up to so many tokens have them cut anyway.
+# Split pairs in two as well (see above), a tenth slower. Rounded, they keep 8 bits (tf32: 11). That
+# shows where a window's weight is less than the rest's, so that its mass is subtracted again, and
+# where one pair is all there is; so grids of up to SPLIT_TOKENS have them split anyway.
 SPLIT_PAIRS = False
 SPLIT_TOKENS = 64
 
@@ -494,51 +503,55 @@ SPLIT_TOKENS = 64
 def _choose(role: str, q: Tensor, v: Tensor, radii: list[int], inputs: tuple[Tensor, ...]) -> Plan:
     """Tiles, windows and warps of a kernel with tiles, which reads these inputs.
 
-    Both roles of the backward pass see the same grids as WHOLE.
+    Both roles of the backward pass see the same grids as SINGLE_WINDOW.
     """
     strides = tuple(x.stride() for x in inputs)
-    whole = is_single_window(q.shape[1], q.shape[2], radii)
+    single_window = is_single_window(q.shape[1], q.shape[2], radii)
     shape = (*q.shape, v.shape[-1])
-    return _plan(role, shape, v.dtype, tuple(radii), strides, whole, SPLIT_PAIRS, overlaps())
+    return _plan(
+        role, shape, v.dtype, tuple(radii), strides, single_window, SPLIT_PAIRS, overlaps()
+    )
 
 
 @lru_cache(4096)
 def _plan(
     role: str, shape: tuple[int, ...], dtype: torch.dtype, radii: tuple[int, ...],
-    strides: tuple[tuple[int, ...], ...], whole: bool, split: bool, early: bool,
+    strides: tuple[tuple[int, ...], ...], single_window: bool, split: bool, early: bool,
 ) -> Plan:  # fmt: skip
     (B, H, W, N, M, E), reach = shape, radii[-1]
     widest = max(_padded(M), _padded(E))
-    follows_sums = not whole and role != "query"  # whose far sum is kept from the forward pass
-    rows, columns, step, options = _tile_table(role, dtype, widest, whole)
+    follows_sums = (
+        not single_window and role != "query"
+    )  # whose far sum is kept from the forward pass
+    rows, columns, step, options = _tile_table(role, dtype, widest, single_window)
     odd = M % 8 or E % 8 or _padded(M) != _padded(E)
     if dtype == torch.bfloat16 and widest == 64 and odd:  # see below
-        rows, columns, step, options = _tile_table(role, dtype, 128, whole)
+        rows, columns, step, options = _tile_table(role, dtype, 128, single_window)
     height, width = rows + 2 * reach, columns + 2 * reach
-    grid = N * _parts_of(W, columns), _parts_of(H, rows), B
-    if whole:
-        height, width, grid = H, W, (N, _parts_of(H * W, rows * columns), B)
+    grid = N * _ceil_divide(W, columns), _ceil_divide(H, rows), B
+    if single_window:
+        height, width, grid = H, W, (N, _ceil_divide(H * W, rows * columns), B)
     span = 16 if width <= 16 or width % 32 in range(1, 17) else 32
     step = min(step, _power_of_two(height))
-    height = _parts_of(height, step) * step
+    height = _ceil_divide(height, step) * step
     groups = _padded_groups(len(radii))
     # The window begins before the grid and ends behind it.
     reached = [B * b + (H + height) * h + (W + width) * w + N * n for b, h, w, n, *_ in strides]
     wide = max(*reached, (B * H + height) * (W + width) * N * max(M, E, groups)) >= 2**31
     constants = (
         N, M, E, _padded(M), _padded(E), groups, radii, rows, columns,
-        step, span, _parts_of(width, span), height, whole, wide,
+        step, span, _ceil_divide(width, span), height, single_window, wide,
         split or H * W <= SPLIT_TOKENS, follows_sums and early,
     )  # fmt: skip
     if follows_sums and early:
         options |= overlapping()
     fills_warps = groups * step * span >= 32 * options["num_warps"]
     gather = fills_warps and dtype != torch.float32 and widest <= 64
-    return Plan(grid, constants, whole, wide, gather, options)
+    return Plan(grid, constants, single_window, wide, gather, options)
 
 
 def _tile_table(
-    role: str, dtype: torch.dtype, wide: int, whole: bool
+    role: str, dtype: torch.dtype, wide: int, single_window: bool
 ) -> tuple[int, int, int, dict[str, int]]:
     """Rows and columns of a tile, rows of the window at once, and options of the launch.
 
@@ -552,7 +565,7 @@ def _tile_table(
         role: "forward", "query" or "key".
         dtype: Of the inputs.
         wide: The wider of φ and v.
-        whole: Whether the window is the grid.
+        single_window: Whether the window is the grid.
     """
     if dtype == torch.float32:  # products on plain units: small tiles keep them in registers
         return 4, 8 if wide <= 64 else 4, 1, {"num_warps": 4, "num_stages": 2}
@@ -560,12 +573,12 @@ def _tile_table(
         return 4, 8, 1, {"num_warps": 4, "num_stages": 2}
     if dtype == torch.float16:  # float32 operands, twice as large
         return 4, 8, 1, {"num_warps": 2, "num_stages": 2}
-    if wide > 32 and whole:
+    if wide > 32 and single_window:
         return 8, 8, 2, {"num_warps": 4, "num_stages": 3}
     if role == "key":
         if wide > 32:
             return 8, 8, 2, {"num_warps": 4, "num_stages": 3}
         return 4, 8, 2, {"num_warps": 1, "num_stages": 3}
     if role == "forward" and wide <= 32:  # registers for five or six programs at a time
-        return 8, 8, 2, {"num_warps": 4, "num_stages": 3, "maxnreg": 96 if whole else 80}
+        return 8, 8, 2, {"num_warps": 4, "num_stages": 3, "maxnreg": 96 if single_window else 80}
     return 8, 8, 2, {"num_warps": 4, "num_stages": 4, "maxnreg": 128}

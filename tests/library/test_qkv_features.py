@@ -1,4 +1,4 @@
-"""The fused front: features and weights by kernels, against the modules that they stand for."""
+"""Features and spatial weights by kernels, against the modules that they stand for."""
 
 from copy import deepcopy
 from dataclasses import dataclass, replace
@@ -15,7 +15,7 @@ from ripple_attention.spatial_weights import SpatialWeights
 pytestmark = needs_triton
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
-KERNELS = ("front_kernel", "map_gradient_kernel", "weight_gradient_kernel")
+KERNELS = ("qkv_features_kernel", "map_gradient_kernel", "weight_gradient_kernel")
 NAMES = ("φ(q)", "φ(k)", "α", "∂qkv", "∂W₁", "∂A", "∂c", "∂P", "∂p", "∂e")
 
 
@@ -93,12 +93,12 @@ class Inputs:
     @property
     def settings(self):
         """Parameters and options, as the modules say it themselves."""
-        from ripple_attention.ops.kernels.front import FrontOptions, FrontParameters
+        from ripple_attention.ops.kernels.qkv_features import FeatureOptions, FeatureParameters
 
         features, weights = self.feature_map.fused_spec(), self.weights.fused_spec()
         tensors = (*features.parameters, *weights[:3])
-        parameters = FrontParameters(*(x if x is None else x.detach() for x in tensors))
-        return parameters, FrontOptions(features.activation, features.scaling, *weights[3:])
+        parameters = FeatureParameters(*(x if x is None else x.detach() for x in tensors))
+        return parameters, FeatureOptions(features.activation, features.scaling, *weights[3:])
 
     def by_modules(self, dtype):
         """Results and gradients of the modules, in float64, or as autocast would have them."""
@@ -123,20 +123,20 @@ class Inputs:
         return [*results[:3], *found]
 
     def by_kernels(self, qkv=None, out=None):
-        from ripple_attention.ops.kernels import front
+        from ripple_attention.ops.kernels import qkv_features
 
         qkv = self.qkv if qkv is None else qkv
         q, k, v = qkv.unbind(3)
         parameters, options = self.settings
-        phi_q, phi_k, alpha, _ = front.front_forward(
+        phi_q, phi_k, alpha, _ = qkv_features.qkv_features_forward(
             q, k, v, parameters, options, self.case.groups, self.mask
         )
         out = qkv.new_empty(qkv.shape) if out is None else out
         of_q, of_k, of_alpha, of_v = self.upstream
-        grads = front.map_backward(
+        grads = qkv_features.map_backward(
             of_q, of_k, phi_q, phi_k, q, k, parameters, options, self.mask, *out.unbind(3)[:2]
         )
-        grads += front.weights_backward(
+        grads += qkv_features.weights_backward(
             of_alpha, of_v, v, parameters, options, self.mask, out[:, :, :, 2], follows=True
         )
         if self.case.feature_map == "hedgehog":  # whose A is [W; −W]
@@ -185,18 +185,21 @@ def test_in_the_first_cases_some_ripples_halt_and_some_do_not():
 
 @interpreted
 def test_maps_and_weights_come_without_each_other():
-    from ripple_attention.ops.kernels.front import FrontParameters, front_forward
+    from ripple_attention.ops.kernels.qkv_features import FeatureParameters, qkv_features_forward
 
     inputs = Inputs(replace(CASES[1], grid=(5, 4)), torch.float32)
     q, k, v = inputs.qkv.unbind(3)
     (parameters, options), groups, mask = inputs.settings, inputs.case.groups, inputs.mask
     expected = inputs.by_kernels()
-    maps, weights = FrontParameters(*parameters[:3]), FrontParameters(*[None] * 3, *parameters[3:])
-    phi_q, phi_k, nothing, _ = front_forward(q, k, v, maps, options, 0, mask)
+    maps, weights = (
+        FeatureParameters(*parameters[:3]),
+        FeatureParameters(*[None] * 3, *parameters[3:]),
+    )
+    phi_q, phi_k, nothing, _ = qkv_features_forward(q, k, v, maps, options, 0, mask)
     assert nothing is None
     assert torch.equal(phi_q, expected[0]) and torch.equal(phi_k, expected[1])
     no_map = options._replace(activation="")
-    *nothing, alpha, _ = front_forward(None, None, v, weights, no_map, groups, mask)
+    *nothing, alpha, _ = qkv_features_forward(None, None, v, weights, no_map, groups, mask)
     assert nothing == [None, None] and torch.equal(alpha, expected[2])
 
 
@@ -205,26 +208,26 @@ def test_maps_and_weights_come_without_each_other():
 @pytest.mark.parametrize("case", CASES[:3], ids=lambda case: f"{case.grid}")
 @interpreted
 def test_sums_are_of_the_features_as_they_are_stored(case, dtype, blocks):
-    from ripple_attention.ops.kernels import front
+    from ripple_attention.ops.kernels import qkv_features
 
-    before = front._fullest
-    front._fullest = lambda count, *_: min(count, blocks)
+    before = qkv_features._fullest
+    qkv_features._fullest = lambda count, *_: min(count, blocks)
     try:
         check_sums(case, dtype)
     finally:
-        front._fullest = before
+        qkv_features._fullest = before
 
 
 def check_sums(case, dtype):
-    from ripple_attention.ops.kernels import front
+    from ripple_attention.ops.kernels import qkv_features
 
     inputs = Inputs(case, dtype)
     q, k, v = inputs.qkv.unbind(3)
     if case.masked:
         v[inputs.mask] = torch.nan
     settings = (*inputs.settings, case.groups, inputs.mask)
-    *expected, nothing = front.front_forward(q, k, v, *settings)
-    *got, partial = front.front_forward(q, k, v, *settings, sums=True)
+    *expected, nothing = qkv_features.qkv_features_forward(q, k, v, *settings)
+    *got, partial = qkv_features.qkv_features_forward(q, k, v, *settings, sums=True)
     assert nothing is None
     assert all(torch.equal(x, y) for x, y in zip(got, expected, strict=True))
     values = torch.nn.functional.pad(v.double().nan_to_num(), (0, 1), value=1.0)
@@ -289,17 +292,17 @@ def test_every_result_is_written_and_nothing_else():
 
 @interpreted
 def test_results_repeat_however_the_tokens_are_cut():
-    from ripple_attention.ops.kernels import front
+    from ripple_attention.ops.kernels import qkv_features
 
     inputs = Inputs(Case((9, 20), batch=1), torch.float16)
     expected = inputs.by_kernels()
     assert_equal(inputs.by_kernels(), expected)
-    before = front._fullest
-    front._fullest = lambda blocks, *_: blocks  # all in one program
+    before = qkv_features._fullest
+    qkv_features._fullest = lambda blocks, *_: blocks  # all in one program
     try:
         got = inputs.by_kernels()
     finally:
-        front._fullest = before
+        qkv_features._fullest = before
     for i, (name, x, y) in enumerate(zip(NAMES, got, expected, strict=True)):
         if i < 4:  # of each token by itself
             assert torch.equal(x, y), name
@@ -330,7 +333,7 @@ def test_images_below_each_other_are_as_images_apart(masked):
 )
 @interpreted
 def test_programs_fill_the_gpu_evenly(blocks, heads, at_once, share):
-    from ripple_attention.ops.kernels.front import _fullest
+    from ripple_attention.ops.kernels.qkv_features import _fullest
 
     assert _fullest(blocks, heads, at_once) == share
 
@@ -361,7 +364,11 @@ def test_nothing_gives_nothing(batch, grid):
 
 @interpreted
 def test_sines_are_right_at_any_angle():
-    from ripple_attention.ops.kernels.front import FrontOptions, FrontParameters, front_forward
+    from ripple_attention.ops.kernels.qkv_features import (
+        FeatureOptions,
+        FeatureParameters,
+        qkv_features_forward,
+    )
 
     torch.manual_seed(0)
     angles = torch.cat([torch.randn(1000) * scale for scale in (1.0, 30.0, 1e4)])
@@ -369,8 +376,8 @@ def test_sines_are_right_at_any_angle():
     eye, zero = torch.eye(16), torch.zeros(16, 16)
     w2 = torch.cat([torch.cat([eye, zero], 1), torch.cat([zero, eye], 1)])  # sines, then cosines
     bias = torch.full((32,), 2.0)
-    parameters = FrontParameters(eye, w2, bias)
-    phi, *_ = front_forward(x, x, x, parameters, FrontOptions("relu", "none"))
+    parameters = FeatureParameters(eye, w2, bias)
+    phi, *_ = qkv_features_forward(x, x, x, parameters, FeatureOptions("relu", "none"))
     wide = x.double()
     expected = torch.cat([wide.sin(), wide.cos()], -1)
     assert (phi.double() - 2 - expected).abs().max() < 5e-7  # of which 2.4e-7 by adding 2
@@ -380,13 +387,13 @@ def compile_only(monkeypatch, capability):
     """A list of what is launched from now on, compiled for a GPU of some capability."""
     from triton.runtime.driver import driver
 
-    from ripple_attention.ops.kernels import front
+    from ripple_attention.ops.kernels import qkv_features
 
     compiled = []
     monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
     for name in KERNELS:
-        kernel = CompileOnly(getattr(front, name), compiled)
-        monkeypatch.setattr(front, name, kernel)
+        kernel = CompileOnly(getattr(qkv_features, name), compiled)
+        monkeypatch.setattr(qkv_features, name, kernel)
     return compiled
 
 
@@ -406,17 +413,17 @@ def compile_only(monkeypatch, capability):
     ids=str,
 )
 def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware, feature_map, kind):
-    from ripple_attention.ops.kernels import front
+    from ripple_attention.ops.kernels import qkv_features
 
     compiled = compile_only(monkeypatch, capability)
-    monkeypatch.setattr(front, "BY_HARDWARE", hardware)
-    monkeypatch.setattr(front, "_fullest", lambda *_: 12)  # blocks: as for a large batch
+    monkeypatch.setattr(qkv_features, "BY_HARDWARE", hardware)
+    monkeypatch.setattr(qkv_features, "_fullest", lambda *_: 12)  # blocks: as for a large batch
     case = Case((32, 32), width, width, masked=hardware, feature_map=feature_map, kind=kind)
     inputs = Inputs(case, dtype)
     inputs.by_kernels()
     assert [name for name, _ in compiled] == list(KERNELS)
     q, k, v = inputs.qkv.unbind(3)
-    front.front_forward(q, k, v, *inputs.settings, case.groups, sums=True)
+    qkv_features.qkv_features_forward(q, k, v, *inputs.settings, case.groups, sums=True)
     for name, binary in compiled:
         limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
         assert binary.metadata.shared <= limit * 1024, name

@@ -1,4 +1,4 @@
-"""The front of an attention layer as Triton kernels, and its gradient.
+"""Features and spatial weights of an attention layer as Triton kernels, and their gradients.
 
 From q, k and v, as they lie in one qkv projection, to what the attention itself takes: φ(q) and
 φ(k) as in `features`, α as in `weights`, and, where a sum over the image follows, shares of
@@ -40,13 +40,13 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 from ripple_attention.feature_maps import Scaling
 from ripple_attention.ops.kernels.common import (
     _add_sums,
+    _ceil_divide,
     _chunk,
     _dense_channels,
     _load,
     _multiply,
     _padded,
     _parts,
-    _parts_of,
     _rounded,
     _store,
     _store_matrix,
@@ -191,7 +191,7 @@ def _weigh_chunk(
 
 
 @triton.jit
-def front_kernel(
+def qkv_features_kernel(
     first, q, k, v, mask, w1, matrix, bias, proj_w, proj_b, embedding, phi_q, phi_k, alpha, partial,
     q_strides, k_strides, v_strides, mask_strides, phi_strides, alpha_strides,
     L, chunks, factor, threshold, N: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
@@ -227,6 +227,26 @@ def front_kernel(
                 v, mask, proj_w, proj_b, embedding, alpha, v_strides, mask_strides, alpha_strides,
                 b, n, chunk, L, threshold, D, PADDED_D, G, PADDED_G, STICKS, BALANCED, TRUNCATED,
                 MASKED, TOKENS, BLOCKS, PRECISION, HARDWARE)
+
+
+@triton.jit
+def _store_map_gradient(
+    partial, totals, bias_total, first: tl.constexpr, D: tl.constexpr, M: tl.constexpr,
+    width: tl.constexpr, ANGLES: tl.constexpr, MATRIX: tl.constexpr, BIAS: tl.constexpr,
+):
+    """Stores ∂W₁, ∂A and ∂c of the sines from `first` on."""
+    rows: tl.constexpr = D - first if D - first < width else width
+    if ANGLES:
+        _store_matrix(partial + first * D, D, totals[2], rows, D)
+        partial += D * D
+        _store_matrix(partial + first, 2 * D, totals[0], M, rows)
+        _store_matrix(partial + D + first, 2 * D, totals[1], M, rows)
+        partial += 2 * D * M
+    elif MATRIX:
+        _store_matrix(partial, D, totals[0], M, D)
+        partial += D * M
+    if BIAS:
+        _store_matrix(partial, M, bias_total, 1, M)
 
 
 @triton.jit
@@ -304,20 +324,9 @@ def _map_gradient_chunk(
             if MASKED:
                 gradient = tl.where(present[:, None], gradient, 0.0)
             _store_block(grad_x, grad_x_strides, b, start, index, n, inside, gradient, D, PADDED_D)
-        first: tl.constexpr = piece * width
-        rows: tl.constexpr = D - first if D - first < width else width
-        at = partial
-        if angles:
-            _store_matrix(at + first * D, D, totals[2], rows, D)
-            at += D * D
-            _store_matrix(at + first, 2 * D, totals[0], M, rows)
-            _store_matrix(at + D + first, 2 * D, totals[1], M, rows)
-            at += 2 * D * M
-        elif matrix is not None:
-            _store_matrix(at, D, totals[0], M, D)
-            at += D * M
-        if bias is not None:
-            _store_matrix(at, M, bias_total, 1, M)
+        _store_map_gradient(
+            partial, totals, bias_total, piece * width, D, M, width, angles, matrix is not None,
+            bias is not None)
 
 
 @triton.jit
@@ -404,7 +413,7 @@ def weight_gradient_kernel(
 # Launchers
 
 
-class FrontParameters(NamedTuple):
+class FeatureParameters(NamedTuple):
     """What is learned, float32; None for what a map or its weights do not have."""
 
     w1: Tensor | None = None  # W₁ (D, D)
@@ -415,7 +424,7 @@ class FrontParameters(NamedTuple):
     embedding: Tensor | None = None  # e (N, logits, D); without it there are no weights
 
 
-class FrontOptions(NamedTuple):
+class FeatureOptions(NamedTuple):
     """What is not learned."""
 
     activation: str = "relu"  # "elu" or "softmax"; "" for no map at all
@@ -426,9 +435,9 @@ class FrontOptions(NamedTuple):
     halt_threshold: float = 0.001  # τ of `halt`, whose tail is "share"
 
 
-def front_forward(
-    q: Tensor | None, k: Tensor | None, v: Tensor, parameters: FrontParameters,
-    options: FrontOptions, groups: int = 0, mask: Tensor | None = None, sums: bool = False,
+def qkv_features_forward(
+    q: Tensor | None, k: Tensor | None, v: Tensor, parameters: FeatureParameters,
+    options: FeatureOptions, groups: int = 0, mask: Tensor | None = None, sums: bool = False,
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
     """Features of queries and keys, spatial weights, and sums over chunks of tokens.
 
@@ -454,7 +463,7 @@ def front_forward(
         v, q, k, mask = _as_one_image(v, q, k, mask)
     B, H, W, N, D = v.shape
     weighs = parameters.embedding is not None
-    plan = _choose("front", v, M, (2 if options.activation else 0) + weighs)
+    plan = _choose("forward", v, M, (2 if options.activation else 0) + weighs)
     phi_q, phi_k = ((v.new_empty(B, H, W, N, M) if options.activation else None) for _ in range(2))
     alpha = v.new_empty(B, H, W, N, groups, dtype=torch.float32) if weighs else None
     partial = v.new_empty(B, N, plan.chunks, D + 1, M, dtype=torch.float32) if sums else None
@@ -463,7 +472,7 @@ def front_forward(
     if v.numel() and roles:
         with torch.cuda.device_of(v):
             launch(
-                front_kernel, (roles * N, plan.chunks, B),
+                qkv_features_kernel, (roles * N, plan.chunks, B),
                 q, k, v, mask, *parameters, phi_q, phi_k, alpha, partial, _strides(q), _strides(k),
                 v.stride(), _strides(mask), _strides(phi_q), _strides(alpha),
                 H * W, plan.chunks, factor, options.halt_threshold,
@@ -477,14 +486,14 @@ def front_forward(
 
 def map_backward(
     grad_phi_q: Tensor, grad_phi_k: Tensor, phi_q: Tensor, phi_k: Tensor, q: Tensor, k: Tensor,
-    parameters: FrontParameters, options: FrontOptions, mask: Tensor | None,
+    parameters: FeatureParameters, options: FeatureOptions, mask: Tensor | None,
     grad_q: Tensor, grad_k: Tensor,
 ) -> list[Tensor | None]:
     """Writes ∂q and ∂k, zero for padded keys, and returns the gradients of W₁, A and c.
 
     Args:
         grad_phi_q, grad_phi_k, phi_q, phi_k: (B, H, W, N, M).
-        q, k, parameters, options, mask: As in `front_forward`.
+        q, k, parameters, options, mask: As in `qkv_features_forward`.
         grad_q, grad_k: (B, H, W, N, D), where to write, channels next to each other, with the same
             strides.
     """
@@ -510,20 +519,20 @@ def map_backward(
                 options.activation, mask is not None, plan.tokens, plan.blocks,
                 *_precisions(q.dtype, unit), overlaps(), **plan.launch)
     totals = partial.sum(0) if per_head else partial.flatten(0, 1).sum(0)
-    pieces = torch.split_with_sizes_copy(totals, sizes, -1)  # custom operators may return no views
+    pieces = [x.clone() for x in totals.split(sizes, -1)]  # custom operators may return no views
     return [None if x is None else y.reshape(x.shape) for x, y in zip(learned, pieces, strict=True)]
 
 
 def weights_backward(
-    grad_alpha: Tensor, grad_value: Tensor | None, v: Tensor, parameters: FrontParameters,
-    options: FrontOptions, mask: Tensor | None, grad_v: Tensor, follows: bool = False,
+    grad_alpha: Tensor, grad_value: Tensor | None, v: Tensor, parameters: FeatureParameters,
+    options: FeatureOptions, mask: Tensor | None, grad_v: Tensor, follows: bool = False,
 ) -> list[Tensor]:
     """Writes ∂v, zero for padded values, and returns the gradients of P, p and e.
 
     Args:
         grad_alpha: ∂α (B, H, W, N, G).
         grad_value: ∂v (B, H, W, N, D) from all but α, which is added; it may be grad_v.
-        v, parameters, options, mask: As in `front_forward`.
+        v, parameters, options, mask: As in `qkv_features_forward`.
         grad_v: (B, H, W, N, D), where to write, channels next to each other.
         follows: Whether this may start before the kernel of `map_backward` ends.
     """
@@ -557,16 +566,16 @@ def weights_backward(
 # fmt: on
 
 
-def _as_read(parameters: FrontParameters) -> FrontParameters:
+def _as_read(parameters: FeatureParameters) -> FeatureParameters:
     """The parameters as the kernels read them."""
-    return FrontParameters(*(None if x is None else x.float().contiguous() for x in parameters))
+    return FeatureParameters(*(None if x is None else x.float().contiguous() for x in parameters))
 
 
-def _num_features(x: Tensor, parameters: FrontParameters) -> int:
+def _num_features(x: Tensor, parameters: FeatureParameters) -> int:
     return x.shape[-1] if parameters.matrix is None else parameters.matrix.shape[-2]
 
 
-def _is_per_head(parameters: FrontParameters) -> bool:
+def _is_per_head(parameters: FeatureParameters) -> bool:
     return parameters.matrix is not None and parameters.matrix.dim() == 3
 
 
@@ -607,10 +616,7 @@ PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, 
 }  # fmt: skip
 # Sines and exponentials by special units, for half-precision inputs: their rounding is far larger.
 BY_HARDWARE = True
-# Programs that a multiprocessor holds at a time, of bfloat16 and 32 channels, or of the front twice
-# as many; and blocks in one.
-PROGRAMS = {"front": 12, "map gradient": 4, "weight gradient": 8}
-MAX_BLOCKS = 32
+MAX_BLOCKS = 32  # of tokens, in a program
 
 
 class Plan(NamedTuple):
@@ -624,11 +630,11 @@ class Plan(NamedTuple):
 
 def _choose(kernel: str, x: Tensor, num_features: int, roles: int = 1) -> Plan:
     B, H, W, N, D = x.shape
-    tokens, launch = _block_table(kernel, x.dtype, max(D, num_features))
-    blocks = _parts_of(H * W, tokens)  # of one head of one image
-    share = _fullest(blocks, B * N * roles, PROGRAMS[kernel] * multiprocessors(x.device))
-    share = max(share, _parts_of(blocks, 65535))  # programs are numbered by 16 bits
-    return Plan(tokens, share, _parts_of(blocks, share), launch)
+    tokens, programs, launch = _block_table(kernel, x.dtype, max(D, num_features))
+    blocks = _ceil_divide(H * W, tokens)  # of one head of one image
+    share = _fullest(blocks, B * N * roles, programs * multiprocessors(x.device))
+    share = max(share, _ceil_divide(blocks, 65535))  # programs are numbered by 16 bits
+    return Plan(tokens, share, _ceil_divide(blocks, share), launch)
 
 
 @lru_cache(4096)
@@ -640,19 +646,19 @@ def _fullest(blocks: int, heads: int, at_once: int) -> int:
     counts = range(1, min(MAX_BLOCKS, max(blocks, 1)) + 1)
 
     def time(count: int) -> int:  # in blocks; to begin takes as long as one
-        return _parts_of(heads * _parts_of(blocks, count), at_once) * (count + 1)
+        return _ceil_divide(heads * _ceil_divide(blocks, count), at_once) * (count + 1)
 
     best = min(map(time, counts))
     good = [count for count in counts if time(count) <= 1.05 * best]
     return min((c for c in good if c & (c - 1) == 0), default=min(good, key=time))
 
 
-def _pieces(parameters: FrontParameters, D: int, M: int) -> int:
+def _pieces(parameters: FeatureParameters, D: int, M: int) -> int:
     """Pieces of a map's sines, whose gradients are in registers at a time."""
     return 2 if parameters.w1 is not None and max(_padded(D), _padded(M)) > 64 else 1
 
 
-def _scale(options: FrontOptions, D: int) -> tuple[float, bool]:
+def _scale(options: FeatureOptions, D: int) -> tuple[float, bool]:
     """The factor of a scaling, and whether it divides by the root mean square, too."""
     powers = {"none": 0.0, "scaled": -0.25, "unit": -0.5, "unit-scaled": -0.25}
     return D ** powers[options.scaling], options.scaling.startswith("unit")
@@ -664,22 +670,34 @@ def _precisions(dtype: torch.dtype, unit: bool) -> tuple[int, str, bool]:
     return parts, PRECISIONS[dtype], dtype != torch.float32 and BY_HARDWARE and not INTERPRETED
 
 
-def _block_table(kernel: str, dtype: torch.dtype, wide: int) -> tuple[int, dict[str, int]]:
-    """Tokens at once and options of the launch, by the wider of heads and features."""
+def _block_table(kernel: str, dtype: torch.dtype, wide: int) -> tuple[int, int, dict[str, int]]:
+    """Tokens at once, programs that a multiprocessor holds, and options of the launch.
+
+    Args:
+        kernel: "forward", "map gradient" or "weight gradient".
+        dtype: Of the inputs.
+        wide: The wider of heads and features.
+    """
     if kernel == "weight gradient":
         if wide <= 32:
-            return 32, {"num_warps": 2, "num_stages": 1}
-        return 64, {"num_warps": 8, "num_stages": 1}
+            return 32, 8, {"num_warps": 2, "num_stages": 1}
+        return 64, 4, {"num_warps": 8, "num_stages": 1}
     gradient = kernel == "map gradient"
+    programs = (2 if gradient else 4) if wide <= 64 else 1
     if dtype == torch.float32:  # products on plain units hold whole rows in registers
-        return 16, {"num_warps": 8, "num_stages": 2}
+        return 16, programs, {"num_warps": 8, "num_stages": 2}
     if dtype == torch.float16 and wide > 32:  # float32 operands, twice as large
-        return 16 if gradient else 32, {"num_warps": 8, "num_stages": 2}
+        return 16 if gradient else 32, programs, {"num_warps": 8, "num_stages": 2}
     if wide > 64:
-        return 64, {"num_warps": 8, "num_stages": 1}
-    if gradient and wide <= 32 and dtype == torch.bfloat16:
-        return 64, {"num_warps": 2, "num_stages": 1}
-    options = {"num_warps": 4, "num_stages": 1}
-    if not gradient and wide <= 32 and dtype == torch.bfloat16:
-        options["maxnreg"] = 80  # six programs at a time
-    return 32 if gradient and wide > 32 else 64, options
+        return 32 if gradient else 64, programs, {"num_warps": 8, "num_stages": 1}
+    if wide > 32:
+        return (
+            32 if gradient else 64,
+            programs,
+            {"num_warps": 8 if gradient else 4, "num_stages": 1},
+        )
+    if dtype == torch.float16:
+        return 64, 4, {"num_warps": 4, "num_stages": 1}
+    if gradient:
+        return 64, 4, {"num_warps": 2, "num_stages": 1}
+    return 64, 12, {"num_warps": 4, "num_stages": 1, "maxnreg": 80}  # six at a time, twice
