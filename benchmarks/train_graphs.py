@@ -22,9 +22,9 @@ import numpy as np
 import torch
 from rich.console import Console
 
-from ripple_lab.bench.measure import hardware
 from ripple_lab.data.augment import Augmentation
 from ripple_lab.files import write_csv
+from ripple_lab.machine import hardware
 from ripple_lab.recipes import find_recipe
 from ripple_lab.train.classification import DataSpec, Mixing
 from ripple_lab.train.classifier import Classifier

@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from ripple_attention.models import count_parameters
+from ripple_lab import machine
 from ripple_lab.bench import measure
 from ripple_lab.bench.models import ModelCost, multiply_adds
 from ripple_lab.detection.encoder import ATTENTIONS, Encoder
@@ -49,7 +50,7 @@ def run(
     """Times the three systems in turns; yields a row for each size, pass and system."""
     device = torch.device(config.device)
     common: Row = {
-        "hardware": measure.hardware(device),
+        "hardware": machine.hardware(device),
         "torch": torch.__version__,
         "dtype": config.dtype,
         "batch": config.batch,
@@ -170,5 +171,5 @@ def detector_cost(name: str, image_size: tuple[int, int] = (800, 1066)) -> Model
 
 def default_path(config: DetectionBenchmark) -> Path:
     """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = measure.slug(measure.hardware(torch.device(config.device)))
+    hardware = machine.slug(machine.hardware(torch.device(config.device)))
     return Path("benchmarks/results") / f"detection-{hardware}-{config.dtype}.csv"

@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ripple_attention.modules import GridAttention, LinearAttention, RippleAttention
 from ripple_attention.spatial_weights import SpatialWeights, WeightKind
+from ripple_lab import machine
 from ripple_lab.bench import measure
 from ripple_lab.bench.attentions import FLOOR, MAPS, WEIGHTS, Shape, System, systems
 from ripple_lab.bench.op import AGREEMENT
@@ -123,7 +124,7 @@ def run(config: LayerBenchmark, progress: Callable[[str], None] = lambda _: None
     device, deadline = torch.device(config.device), time.monotonic() + config.budget
     known = config.systems
     wanted = [name for name in known if not config.only or name in (*config.only, FLOOR)]
-    common = {"hardware": measure.hardware(device), "torch": torch.__version__}
+    common = {"hardware": machine.hardware(device), "torch": torch.__version__}
     common["dtype"] = config.dtype
     runnable = [name for name in wanted if not known[name].refusal]
     if device.type == "cuda":
@@ -247,7 +248,7 @@ def check(system: System, layer: GridAttention, shape: Shape, config: LayerBench
 def definition_for(shape: Shape, images: int, config: LayerBenchmark) -> str:
     """All pairs, or, where these do not fit, tiles in PyTorch operations."""
     pairs = 6 * 4 * images * shape.heads * shape.tokens**2  # bytes, as `bench.op` expects them
-    return "naive" if pairs < measure.available_bytes(torch.device(config.device)) / 2 else "tiled"
+    return "naive" if pairs < machine.available_bytes(torch.device(config.device)) / 2 else "tiled"
 
 
 def results(
@@ -373,5 +374,5 @@ def digits(number: float | None) -> str:
 
 def default_path(config: LayerBenchmark) -> Path:
     """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = measure.slug(measure.hardware(torch.device(config.device)))
+    hardware = machine.slug(machine.hardware(torch.device(config.device)))
     return Path("benchmarks/results") / f"layer-{hardware}-{config.dtype}.csv"

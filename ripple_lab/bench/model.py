@@ -18,6 +18,7 @@ from torch import nn
 
 import ripple_attention.models  # noqa: F401  (makes the names known to timm)
 from ripple_attention.modules import LinearAttention
+from ripple_lab import machine
 from ripple_lab.bench import measure
 
 Row = dict[str, Any]
@@ -80,7 +81,7 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
     """Times every system at every size, in turns; yields a row for each and each pass."""
     device = torch.device(config.device)
     common = {
-        "hardware": measure.hardware(device),
+        "hardware": machine.hardware(device),
         "torch": torch.__version__,
         "dtype": config.dtype,
         "compiled": config.compile,
@@ -196,7 +197,7 @@ def _compile(model: nn.Module) -> None:
 
 def default_path(config: ModelBenchmark) -> Path:
     """Under benchmarks/results, named after the hardware, the precision and unusual sizes."""
-    hardware = measure.slug(measure.hardware(torch.device(config.device)))
+    hardware = machine.slug(machine.hardware(torch.device(config.device)))
     width = "" if config.width == ModelBenchmark.width else f"-width-{config.width}"
     batch = f"-batch-{config.batch}" if config.batch else ""
     return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}{width}{batch}.csv"

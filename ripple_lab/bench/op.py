@@ -18,6 +18,7 @@ from ripple_attention.functional import (
 )
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.partition import Partition, chebyshev
+from ripple_lab import machine
 from ripple_lab.bench import measure
 
 System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -132,7 +133,7 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
     partition = chebyshev(config.max_distance)
     known = systems(partition, config)
     common = {
-        "hardware": measure.hardware(device),
+        "hardware": machine.hardware(device),
         "torch": torch.__version__,
         **{name: asdict(config)[name] for name in ("dtype", "batch", "heads", "head_dim")},
         "max_distance": config.max_distance,
@@ -143,7 +144,7 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
         wanted = [name for name in known if not config.only or name in config.only]
         for name in wanted:
             needed = expected_bytes(name, config, side)
-            if needed > 0.8 * measure.available_bytes(device):
+            if needed > 0.8 * machine.available_bytes(device):
                 refused[name] = f"skipped: needs about {needed / 1e9:.0f} GB"
             else:
                 runnable[name] = known[name]
@@ -290,5 +291,5 @@ def markdown_table(rows: list[Row]) -> str:
 
 def default_path(config: OpBenchmark) -> Path:
     """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = measure.slug(measure.hardware(torch.device(config.device)))
+    hardware = machine.slug(machine.hardware(torch.device(config.device)))
     return Path("benchmarks/results") / f"op-{hardware}-{config.dtype}.csv"

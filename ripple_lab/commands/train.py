@@ -217,7 +217,7 @@ def results(
     Example: ripple results runs/* --output results.csv
     """
     from ripple_lab.files import write_csv
-    from ripple_lab.train.results import gather
+    from ripple_lab.gather import gather
 
     rows = gather(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def pack(
 
     Example: ripple pack runs/demo digits.safetensors
     """
-    from ripple_lab.train.pack import pack as run_pack
+    from ripple_lab.pack import pack as run_pack
 
     card = run_pack(run, path, ema)
     console.print(f"Wrote [bold]{path}[/bold] and [bold]{card}[/bold]", soft_wrap=True)

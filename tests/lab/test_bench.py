@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 from inputs import relative_error
 from ripple_attention import chebyshev
 from ripple_lab import commands as cli
+from ripple_lab import machine
 from ripple_lab.bench import measure, model, op
 
 PNG = b"\x89PNG"
@@ -153,7 +154,7 @@ def test_bench_op_refuses_to_time_a_wrong_result(monkeypatch):
 
 
 def test_bench_op_names_what_does_not_fit(monkeypatch):
-    monkeypatch.setattr(measure, "available_bytes", lambda device: 100_000)
+    monkeypatch.setattr(machine, "available_bytes", lambda device: 100_000)
     rows = list(op.run(op.OpBenchmark(sides=(12,), heads=1, head_dim=4, rounds=1)))
     skipped = {row["system"] for row in rows if row["status"] != "ok"}
     assert skipped == {"ripple naive", "ripple table by autograd", "softmax with ripples"}

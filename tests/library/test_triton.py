@@ -359,6 +359,8 @@ def test_auto_takes_the_kernels_where_they_run(monkeypatch):
     assert choice((9, 0), chebyshev(40), side=129) == "tiled"
     assert choice((9, 0), chebyshev(40), dtype=torch.float32) == "tiled"
     assert choice((9, 0), Partition((0, 40)), side=129) == "table_triton"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    dispatch._machine.cache_clear()
     assert dispatch.kernels_can_run("cuda") == (
         "needs a GPU of compute capability 8.0 or newer; got (7, 5)"
     )

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ripple_lab.files import replace_text
+from ripple_lab.gather import gather
 from ripple_lab.train.checkpoint import (
     describe,
     find_weights,
@@ -16,7 +17,6 @@ from ripple_lab.train.checkpoint import (
     write_weights,
 )
 from ripple_lab.train.recipe import Recipe
-from ripple_lab.train.results import gather
 
 MEASURES = {"top1": "top-1 %", "top5": "top-5 %", "ap": "AP", "ap50": "AP50"}
 
