@@ -1,7 +1,8 @@
 """Feature maps φ: from D channels to M features whose product stands for the exponential.
 
 Inputs are (…, N, D), heads before channels. Every map takes queries and keys together, so that a
-random one uses one draw for both.
+random one uses one draw for both. `device` and `dtype` are those of the parameters, as in PyTorch's
+layers.
 """
 
 import math
@@ -10,6 +11,7 @@ from typing import Any, Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.types import Device
 
 from ripple_attention.fusion import FeatureSpec, are_plain, runs_own_code, stands_for
 from ripple_attention.ops.common import accumulation_dtype, without_autocast
@@ -85,9 +87,18 @@ class RandomFeatureMap(FeatureMap):
 
     projection: Tensor
 
-    def __init__(self, head_dim: int, num_features: int, scaling: Scaling, num_rows: int):
+    def __init__(
+        self,
+        head_dim: int,
+        num_features: int,
+        scaling: Scaling,
+        num_rows: int,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__(head_dim, num_features, scaling)
-        self.register_buffer("projection", torch.empty(num_rows, head_dim))
+        empty = torch.empty(num_rows, head_dim, device=device, dtype=dtype)
+        self.register_buffer("projection", empty)
         self.projection.copy_(self.sample())
 
     def draw(self) -> Tensor:
@@ -118,12 +129,19 @@ class Learned(FeatureMap):
     """
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        scaling: Scaling = "unit",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling)
-        self.w1 = nn.Parameter(torch.randn(head_dim, head_dim))
-        self.fc = nn.Linear(2 * head_dim, num_features)
+        w1 = torch.randn(head_dim, head_dim, device=device, dtype=dtype)
+        self.w1 = nn.Parameter(w1)
+        self.fc = nn.Linear(2 * head_dim, num_features, device=device, dtype=dtype)
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(self.fc(_sines(x, self.w1)))
@@ -141,11 +159,17 @@ class LearnedRandomW1(RandomFeatureMap):
     """The paper's map with W₁ random instead of learned."""
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        scaling: Scaling = "unit",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         num_features = head_dim if num_features is None else num_features
-        super().__init__(head_dim, num_features, scaling, num_rows=head_dim)
-        self.fc = nn.Linear(2 * head_dim, num_features)
+        super().__init__(head_dim, num_features, scaling, head_dim, device, dtype)
+        self.fc = nn.Linear(2 * head_dim, num_features, device=device, dtype=dtype)
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         assert draw is not None
@@ -163,12 +187,15 @@ class T2R(FeatureMap):
         *,
         num_heads: int = 1,
         scaling: Scaling = "none",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling)
         bound = head_dim**-0.5
-        self.weight = nn.Parameter(torch.empty(num_heads, num_features, head_dim))
-        self.bias = nn.Parameter(torch.empty(num_heads, num_features))
+        weight = torch.empty(num_heads, num_features, head_dim, device=device, dtype=dtype)
+        self.weight = nn.Parameter(weight)
+        self.bias = nn.Parameter(weight.new_empty(num_heads, num_features))
         nn.init.uniform_(self.weight, -bound, bound)
         nn.init.uniform_(self.bias, -bound, bound)
 
@@ -186,8 +213,9 @@ class T2R(FeatureMap):
 class Hedgehog(FeatureMap):
     """φ(x) = softmax([Wx; −Wx]) with a matrix W for each head (Zhang et al., 2024).
 
-    W starts as D^(−1/4) times the identity, or, for fewer features than 2D, times rows at right
-    angles to each other: φ(q)·φ(k) then is large where q·k is.
+    M = D unless given (an odd D is rounded up), as wide as the other maps; the paper's width is
+    `num_features=2 * head_dim`. W starts as D^(−1/4) times rows at right angles to each other, the
+    identity where M = 2D: φ(q)·φ(k) then is large where q·k is.
     """
 
     def __init__(
@@ -197,19 +225,23 @@ class Hedgehog(FeatureMap):
         *,
         num_heads: int = 1,
         scaling: Scaling = "none",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
-        num_features = 2 * head_dim if num_features is None else num_features
+        num_features = head_dim + head_dim % 2 if num_features is None else num_features
         if num_features % 2 or num_features > 2 * head_dim:
             raise ValueError(
                 "hedgehog pairs each feature with its negative: num_features must be even and at "
                 f"most 2·head_dim; got {num_features=}, {head_dim=}"
             )
         super().__init__(head_dim, num_features, scaling)
-        self.weight = nn.Parameter(torch.empty(num_heads, num_features // 2, head_dim))
-        with torch.no_grad():
-            for matrix in self.weight:
-                start = nn.init.eye_ if num_features == 2 * head_dim else nn.init.orthogonal_
-                start(matrix).mul_(head_dim**-0.25)
+        # In float32 at first: the half-precision types have no orthogonal matrices.
+        wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
+        weight = torch.empty(num_heads, num_features // 2, head_dim, device=device, dtype=wide)
+        start = nn.init.eye_ if num_features == 2 * head_dim else nn.init.orthogonal_
+        for matrix in weight:
+            start(matrix).mul_(head_dim**-0.25)
+        self.weight = nn.Parameter(weight.to(dtype or torch.get_default_dtype()))
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         z = torch.einsum("...nd,nmd->...nm", x, self.weight)
@@ -226,18 +258,25 @@ class Hedgehog(FeatureMap):
 class RFA(RandomFeatureMap):
     """Random Fourier features of unit vectors (Peng et al., 2021): [sin(Wx); cos(Wx)]/√(M/2).
 
-    Products may be negative, and so may the denominator.
+    Products may be negative, and so may the denominator. Rows of W are standard Gaussian: the
+    authors' learned σ, which scales their channels, is left out.
     """
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "unit"
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        scaling: Scaling = "unit",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         num_features = 2 * head_dim if num_features is None else num_features
         if num_features % 2:
             raise ValueError(
                 f"rfa pairs sines with cosines: num_features must be even; got {num_features=}"
             )
-        super().__init__(head_dim, num_features, scaling, num_rows=num_features // 2)
+        super().__init__(head_dim, num_features, scaling, num_features // 2, device, dtype)
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         assert draw is not None
@@ -249,15 +288,21 @@ class Performer(RandomFeatureMap):
 
         φ(x) = (exp(Wx − ‖x‖²/2 − c) + 10⁻⁴)/√M
 
-    with c the maximum over features for a query, over features and tokens for keys. Rows of W are
-    orthogonal in blocks of D, with Gaussian lengths.
+    with c = max(Wx), as in the authors' code: over features for a query, over features and tokens
+    for keys. Rows of W are orthogonal in blocks of D, with Gaussian lengths.
     """
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "scaled"
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        scaling: Scaling = "scaled",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         num_features = head_dim if num_features is None else num_features
-        super().__init__(head_dim, num_features, scaling, num_rows=num_features)
+        super().__init__(head_dim, num_features, scaling, num_features, device, dtype)
 
     def sample(self) -> Tensor:
         like = self.projection
@@ -274,9 +319,10 @@ class Performer(RandomFeatureMap):
         with without_autocast(x):
             dtype = accumulation_dtype(x)
             wide = x.to(dtype)
-            exponent = wide @ draw.to(dtype).mT - wide.square().sum(-1, keepdim=True) / 2
+            projected = wide @ draw.to(dtype).mT
             tokens_too = tuple(range(1, x.dim() - 2)) if is_key else ()
-            exponent = exponent - exponent.amax((*tokens_too, -1), keepdim=True).detach()
+            largest = projected.amax((*tokens_too, -1), keepdim=True).detach()
+            exponent = projected - largest - wide.square().sum(-1, keepdim=True) / 2
             return ((exponent.exp() + 1e-4) * self.num_features**-0.5).to(x.dtype)
 
 
@@ -287,7 +333,13 @@ class DPFP(FeatureMap):
     """
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "none"
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        scaling: Scaling = "none",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         num_features = 2 * head_dim if num_features is None else num_features
         if num_features % (2 * head_dim):
@@ -307,7 +359,13 @@ class Elementwise(FeatureMap):
     """A map that takes each channel for itself: M = D."""
 
     def __init__(
-        self, head_dim: int, num_features: int | None = None, *, scaling: Scaling = "none"
+        self,
+        head_dim: int,
+        num_features: int | None = None,
+        *,
+        scaling: Scaling = "none",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         if num_features not in (None, head_dim):
             raise ValueError(
@@ -366,15 +424,15 @@ def create_feature_map(
         head_dim: D.
         num_heads: N, for maps with parameters of their own for each head.
         num_features: M; None for the map's own width.
-        options: Further arguments of the map, as `scaling`.
+        options: Further arguments of the map: `scaling`, `device` and `dtype`.
 
     >>> create_feature_map("learned", 32).num_features
     32
     """
     if name not in FEATURE_MAPS:
         raise ValueError(f"the feature map must be one of {', '.join(FEATURE_MAPS)}; got {name!r}")
-    if options.keys() - {"scaling"}:
-        unknown = ", ".join(sorted(options.keys() - {"scaling"}))
+    unknown = ", ".join(sorted(options.keys() - {"scaling", "device", "dtype"}))
+    if unknown:
         raise ValueError(f"the only option of a feature map is scaling; got {unknown}")
     kind = FEATURE_MAPS[name]
     if kind in (T2R, Hedgehog):

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.types import Device
 
 from ripple_attention import dispatch
 from ripple_attention.dispatch import Problem
@@ -46,12 +47,20 @@ class GridAttention(nn.Module):
         num_heads: N; divides `dim`.
         qkv_bias: Whether `qkv` has a bias.
         proj_drop: Dropout after `proj`.
+        device, dtype: Of the parameters, as in PyTorch's layers.
     """
 
     needs_grid = False
 
     def __init__(
-        self, dim: int, num_heads: int = 6, *, qkv_bias: bool = True, proj_drop: float = 0.0
+        self,
+        dim: int,
+        num_heads: int = 6,
+        *,
+        qkv_bias: bool = True,
+        proj_drop: float = 0.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         whole = isinstance(dim, int) and isinstance(num_heads, int)
@@ -62,8 +71,8 @@ class GridAttention(nn.Module):
             )
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
-        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias)
-        self.proj = nn.Linear(dim, dim)
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
+        self.proj = nn.Linear(dim, dim, device=device, dtype=dtype)
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(
@@ -132,6 +141,10 @@ class GridAttention(nn.Module):
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
                 f"and weights of {own}. Convert one of them: x.to({own}) or layer.to({x.dtype})"
             )
+        if not isinstance(value, Tensor | None):
+            size = isinstance(value, tuple | list) and len(value) == 2
+            remedy = f". The size of a grid goes by name: grid_size={value}" if size else ""
+            raise ValueError(f"value must be a tensor in the shape of x; got {value=}{remedy}")
         if value is not None and value.shape != x.shape:
             raise ValueError(
                 f"value must have the shape of x; got value.shape={tuple(value.shape)} and "
@@ -159,7 +172,7 @@ class SoftmaxAttention(GridAttention):
 
     Args:
         attn_drop: Dropout of the attention probabilities.
-        dim, num_heads, qkv_bias, proj_drop: As in `GridAttention`.
+        dim, num_heads, qkv_bias, proj_drop, device, dtype: As in `GridAttention`.
     """
 
     def __init__(
@@ -170,8 +183,12 @@ class SoftmaxAttention(GridAttention):
         qkv_bias: bool = True,
         attn_drop: float = 0.0,
         proj_drop: float = 0.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
-        super().__init__(dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        super().__init__(
+            dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
+        )
         self.attn_drop = attn_drop
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -189,12 +206,13 @@ class LinearAttention(GridAttention):
 
     Args:
         feature_map: Name of φ, see `create_feature_map`; or a `FeatureMap` of your own, which has
-            its width and its options already.
+            its width, options, device and dtype already.
         num_features: M, the width of φ; None for the map's own.
         feature_map_options: Further arguments of the map, as {"scaling": "scaled"}.
         eps: Added to the denominator: a query whose features are nearly all dead then fades out
             instead of dividing by next to nothing. 0 is the paper's definition.
-        dim, num_heads, qkv_bias, proj_drop: As in `GridAttention`.
+        attn_drop: Must be 0: there is no matrix of probabilities to drop from.
+        dim, num_heads, qkv_bias, proj_drop, device, dtype: As in `GridAttention`.
 
     Attributes:
         fuse: Whether kernels may stand in for the feature map and the spatial weights, where they
@@ -214,15 +232,27 @@ class LinearAttention(GridAttention):
         feature_map_options: dict[str, Any] | None = None,
         eps: float = 1.0,
         qkv_bias: bool = True,
+        attn_drop: float = 0.0,
         proj_drop: float = 0.0,
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
-        super().__init__(dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop)
+        super().__init__(
+            dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
+        )
+        if attn_drop != 0:
+            raise ValueError(
+                f"{type(self).__name__} forms no matrix of probabilities to drop from, so "
+                f"attn_drop must be 0; got {attn_drop=}. Use proj_drop, which drops from the output"
+            )
         if isinstance(feature_map, str):
             feature_map = create_feature_map(
                 feature_map,
                 self.head_dim,
                 num_heads=num_heads,
                 num_features=num_features,
+                device=device,
+                dtype=dtype,
                 **(feature_map_options or {}),
             )
         elif isinstance(feature_map, FeatureMap):
@@ -326,8 +356,8 @@ class RippleAttention(LinearAttention):
         halt_threshold: τ, what is left of the stick when the ripple halts; see `halt`.
         tail: How the halted groups share, see `halt`.
         implementation: As in `ripple_attention`.
-        dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, proj_drop: As
-            in `LinearAttention`.
+        dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, attn_drop,
+            proj_drop, device, dtype: As in `LinearAttention`.
 
     >>> import torch
     >>> layer = RippleAttention(192, num_heads=6, max_distance=4)
@@ -353,8 +383,11 @@ class RippleAttention(LinearAttention):
         feature_map_options: dict[str, Any] | None = None,
         eps: float = 1.0,
         qkv_bias: bool = True,
+        attn_drop: float = 0.0,
         proj_drop: float = 0.0,
         implementation: str = "auto",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__(
             dim,
@@ -364,7 +397,10 @@ class RippleAttention(LinearAttention):
             feature_map_options=feature_map_options,
             eps=eps,
             qkv_bias=qkv_bias,
+            attn_drop=attn_drop,
             proj_drop=proj_drop,
+            device=device,
+            dtype=dtype,
         )
         self.partition = _partition(partition, max_distance)
         self.spatial_weights = SpatialWeights(
@@ -375,6 +411,8 @@ class RippleAttention(LinearAttention):
             balanced=balanced,
             halt_threshold=halt_threshold,
             tail=tail,
+            device=device,
+            dtype=dtype,
         )
         self.implementation = check_implementation(implementation)
 

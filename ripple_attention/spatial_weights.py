@@ -5,6 +5,7 @@ from typing import Literal, get_args
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.types import Device
 
 from ripple_attention.fusion import WeightSpec, are_plain, runs_own_code, stands_for
 
@@ -114,6 +115,7 @@ class SpatialWeights(nn.Module):
         balanced: As in `stick_breaking`.
         halt_threshold: τ of `halt`, for the two kinds that break sticks.
         tail: As in `halt`.
+        device, dtype: Of the parameters, as in PyTorch's layers.
     """
 
     weights: Tensor
@@ -128,6 +130,8 @@ class SpatialWeights(nn.Module):
         balanced: bool = True,
         halt_threshold: float = 0.001,
         tail: Tail = "share",
+        device: Device = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
         if kind not in get_args(WeightKind):
@@ -143,11 +147,13 @@ class SpatialWeights(nn.Module):
         self.tail: Tail = tail
         self.num_groups = num_groups
         if kind == "fixed":
-            self.register_buffer("weights", fixed_weights(num_groups))
+            weights = fixed_weights(num_groups).to(device=device, dtype=dtype)
+            self.register_buffer("weights", weights)
         else:
             num_logits = num_groups if kind == "softmax" else num_groups - 1
-            self.proj = nn.Linear(value_dim, value_dim)
-            self.embedding = nn.Parameter(torch.empty(num_heads, num_logits, value_dim))
+            self.proj = nn.Linear(value_dim, value_dim, device=device, dtype=dtype)
+            shape = (num_heads, num_logits, value_dim)
+            self.embedding = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
             nn.init.trunc_normal_(self.embedding, std=0.02)
 
     def forward(self, v: Tensor) -> Tensor:

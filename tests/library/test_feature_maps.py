@@ -158,12 +158,24 @@ def test_performer_draws_orthogonal_rows():
     torch.testing.assert_close(gram, torch.diag(gram.diagonal()), atol=1e-5, rtol=0)
 
 
-def test_performer_takes_one_maximum_for_all_keys_of_a_head_and_image(x):
+def test_performer_subtracts_the_maximum_of_its_projections_alone(x):
     feature_map = make("performer").eval()
-    _, phi_k = feature_map(x, x)
-    # The maximum spans tokens but not heads: each head of each image has a feature of size 1.
-    peaks = phi_k.amax((1, 2, 4)) * 8**0.5
-    torch.testing.assert_close(peaks, torch.full_like(peaks, 1 + 1e-4))
+    phi_q, phi_k = feature_map(x, x)
+    scaled = x * 8**-0.25
+    projected = scaled @ feature_map.projection.T  # (B, H, W, N, M)
+    half_square = scaled.square().sum(-1, keepdim=True) / 2
+    # Of a query over features; of keys over tokens, too, but not over heads or images.
+    for phi, over in ((phi_q, -1), (phi_k, (1, 2, 4))):
+        largest = projected.amax(over, keepdim=True)
+        expected = ((projected - half_square - largest).exp() + 1e-4) / 8**0.5
+        torch.testing.assert_close(phi, expected)
+
+
+def test_hedgehog_is_as_wide_as_the_head_unless_told():
+    widths = [create_feature_map("hedgehog", width).num_features for width in (1, 7, 32)]
+    assert widths == [2, 8, 32]
+    wide = create_feature_map("hedgehog", 8, num_features=16)  # as in its paper
+    torch.testing.assert_close(wide.weight[0], 8**-0.25 * torch.eye(8))
 
 
 def test_dpfp_multiplies_neighbours():

@@ -1,4 +1,6 @@
 import copy
+from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -6,6 +8,7 @@ from torch import nn
 
 from inputs import assert_padding_alone_stays_finite, assert_padding_is_ignored, relative_error
 from ripple_attention import (
+    FEATURE_MAPS,
     LinearAttention,
     Partition,
     RippleAttention,
@@ -17,6 +20,8 @@ from ripple_attention import (
     ripple_attention,
     stick_breaking,
 )
+from ripple_attention.modules import GridAttention
+from ripple_attention.spatial_weights import WeightKind
 
 LAYERS = [RippleAttention, LinearAttention, SoftmaxAttention]
 KNOBS = [
@@ -201,6 +206,27 @@ def test_layers_run_on_meta_tensors():
         assert layer(torch.empty(2, 5, 7, 24)).shape == (2, 5, 7, 24)
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        *(partial(kind, 24, 2) for kind in (GridAttention, *LAYERS)),
+        *(partial(RippleAttention, 24, 2, weights=kind) for kind in get_args(WeightKind)),
+        *(partial(LinearAttention, 24, 2, feature_map=name) for name in FEATURE_MAPS),
+    ],
+)
+def test_parameters_are_made_where_and_as_asked(make):
+    for device, dtype in (("meta", torch.float16), ("cpu", torch.bfloat16)):
+        for tensor in make(device=device, dtype=dtype).state_dict().values():
+            assert tensor.device.type == device and tensor.dtype == dtype
+
+
+@pytest.mark.parametrize("kind", [LinearAttention, RippleAttention])
+def test_dropout_of_probabilities_that_nobody_forms_is_refused(kind):
+    assert kind(24, num_heads=2, attn_drop=0.0).head_dim == 12
+    with pytest.raises(ValueError, match=r"no matrix of prob.*got attn_drop=0.1. Use proj_drop"):
+        kind(24, num_heads=2, attn_drop=0.1)
+
+
 def test_projections_may_be_exchanged(x):
     layer = make(RippleAttention)
     expected = layer(x)
@@ -229,6 +255,8 @@ def test_bad_input_is_refused(x):
         pass
     with pytest.raises(ValueError, match="value.shape="):
         layer(x, x[:, :4])
+    with pytest.raises(ValueError, match=r"value must be a tensor .* by name: grid_size=\(5, 7\)"):
+        layer(x.flatten(1, 2), (5, 7))
     with pytest.raises(ValueError, match="must be bool"):
         layer(x, key_padding_mask=torch.zeros(2, 5, 6, dtype=torch.bool))
     with pytest.raises(ValueError, match="divide dim; got dim=24, num_heads=5"):
