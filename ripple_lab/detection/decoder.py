@@ -19,7 +19,7 @@ def log_gaussian(centre: Tensor, scale: Tensor, grid_size: tuple[int, int]) -> T
 
         −(s_x²·(c_x − x)² + s_y²·(c_y − y)²) ÷ 8
 
-    The cell in column j has its middle at x = j + ½, that in row i at y = i + ½.
+    The cell in row i and column j lies at x = j, y = i.
 
     Args:
         centre: (…, 2): x and y in cells.
@@ -29,10 +29,9 @@ def log_gaussian(centre: Tensor, scale: Tensor, grid_size: tuple[int, int]) -> T
     Returns:
         (…, H, W).
     """
-    x, y = ((torch.arange(n, device=centre.device) + 0.5) for n in reversed(grid_size))
     along_x, along_y = (
-        -((scale[..., axis, None] * (centre[..., axis, None] - middle)) ** 2) / 8
-        for axis, middle in enumerate((x, y))
+        -((scale[..., axis, None] * (centre[..., axis, None] - cells)) ** 2) / 8
+        for axis, cells in enumerate(torch.arange(n, device=centre.device) for n in grid_size[::-1])
     )
     return along_y[..., :, None] + along_x[..., None, :]
 
@@ -60,7 +59,7 @@ class DecoderLayer(nn.Module):
         self.mlp = feedforward(dim, feedforward_dim, dropout)
         self.norm3 = nn.LayerNorm(dim)
         self.dropout = nn.Dropout(dropout)
-        init_linear(self.offset, *self.mlp)
+        init_linear(self.offset, self.self_attn.out_proj, self.cross_attn.out_proj, *self.mlp)
         nn.init.zeros_(self.scale.weight)
         nn.init.ones_(self.scale.bias)
 
@@ -87,17 +86,15 @@ class DecoderLayer(nn.Module):
             (B, Q, C).
         """
         marked = x + queries
-        x = self.norm1(x + self.dropout(self.self_attn(marked, marked, x, need_weights=False)[0]))
-
-        marked = x + queries
         prior = self.prior(self.norm_point(marked), reference, (keys.shape[1], keys.shape[2]))
         if key_padding_mask is not None:
             prior = prior.masked_fill(key_padding_mask[:, None, None], -torch.inf)
+        x = self.norm1(x + self.dropout(self.self_attn(marked, marked, x, need_weights=False)[0]))
         attended, _ = self.cross_attn(
-            marked,
+            x + queries,
             keys.flatten(1, 2),
             values.flatten(1, 2),
-            attn_mask=prior.flatten(3).flatten(0, 1).to(marked.dtype),  # (B·N, Q, H·W)
+            attn_mask=prior.flatten(3).flatten(0, 1).to(x.dtype),  # (B·N, Q, H·W)
             need_weights=False,
         )
         x = self.norm2(x + self.dropout(attended))
@@ -147,20 +144,15 @@ class Decoder(nn.Module):
     ):
         super().__init__()
         self.queries = nn.Embedding(num_queries, dim)
-        self.reference = MLP(dim, [dim, 2], inplace=False)
+        self.reference = MLP(dim, [dim, dim, 2], inplace=False)
         self.layers = nn.ModuleList(
             DecoderLayer(dim, num_heads, feedforward_dim, dropout) for _ in range(num_layers)
         )
         self.norm = nn.LayerNorm(dim)
         self.classes = nn.Linear(dim, num_classes)
         self.boxes = MLP(dim, [dim, dim, 4], inplace=False)
-        self._init_heads()
-
-    def _init_heads(self) -> None:
-        init_linear(*self.reference, *self.boxes)
+        init_linear(*self.reference)
         nn.init.constant_(self.classes.bias, CLASS_BIAS)
-        last = [module for module in self.boxes if isinstance(module, nn.Linear)][-1]
-        nn.init.zeros_(last.weight)  # boxes start around their references
 
     def forward(
         self,
@@ -184,7 +176,7 @@ class Decoder(nn.Module):
         queries = self.queries.weight
         # A query starts knowing nothing but itself, so its place is the same in every image. Places
         # are float32 even under autocast: in half precision neighbours would fall together.
-        place = self.reference(queries)
+        place = self.reference(self.layers[0].norm_point(queries))
         place = place.to(torch.promote_types(place.dtype, torch.float32))  # logits, (Q, 2)
         reference = place.sigmoid() * image_size[:, None]  # (B, Q, 2)
         queries = queries.repeat(len(memory), 1, 1)  # (B, Q, C)

@@ -37,6 +37,9 @@ class EncoderLayer(nn.Module):
         self.norm2 = nn.LayerNorm(dim)
         # Feature maps and spatial weights keep their own start.
         init_linear(attention.qkv, attention.proj, *self.mlp)
+        for layer in (attention.qkv, attention.proj):
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)  # as in `nn.MultiheadAttention`
 
     def forward(self, x: Tensor, positions: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """As `Encoder.forward`."""
@@ -54,8 +57,8 @@ class Encoder(nn.Module):
         dim: C.
         num_heads: N; divides `dim`.
         feedforward_dim: Between the two linear layers of each layer.
-        dropout: Of what is added to the tokens.
-        attention_options: Further arguments of `LinearAttention` or `RippleAttention`.
+        dropout: Of what is added to the tokens, and of the probabilities of softmax attention.
+        attention_options: Further arguments of the attention's class.
     """
 
     def __init__(
@@ -81,6 +84,8 @@ class Encoder(nn.Module):
                 f"{kind.__name__} has the options {', '.join(sorted(known_options))}; got "
                 f"{', '.join(sorted(unknown))}"
             )
+        if kind is SoftmaxAttention:
+            attention_options = {"attn_drop": dropout, **attention_options}
 
         def make_attention() -> GridAttention:
             return kind(dim, num_heads, proj_drop=dropout, **attention_options)
@@ -120,9 +125,7 @@ def feedforward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
 
 
 def init_linear(*modules: nn.Module) -> None:
-    """Xavier's uniform start without bias, for those of the modules that are linear layers."""
+    """Xavier's uniform weights for those of the modules that are linear layers, as in DETR."""
     for module in modules:
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)
-            if module.bias is not None:
-                nn.init.zeros_(module.bias)

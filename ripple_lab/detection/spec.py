@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from ripple_lab.attention import AttentionSpec
 from ripple_lab.checks import at_least, fraction
 
 
 @dataclass(frozen=True)
-class DetectorSpec:
-    """Which detector."""
+class DetectorSpec(AttentionSpec):
+    """Which detector; what it decides of the attention is the encoder's."""
 
     name: str = "smca_ripple_resnet50"
     """One of ours; `ripple models --only smca` lists them."""
@@ -34,6 +35,12 @@ class DetectorSpec:
     """Of attention and of what is added to tokens."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.partition == "dense":
+            raise ValueError(
+                "dense rings need a grid of one size, and pictures have many; got "
+                "partition='dense': use \"chebyshev\" with a max_distance"
+            )
         fraction(dropout=self.dropout)
         sizes = ("queries", "encoder_layers", "decoder_layers", "width", "heads", "feedforward")
         at_least(1, **{name: getattr(self, name) for name in sizes})

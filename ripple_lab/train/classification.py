@@ -1,15 +1,16 @@
 """What a recipe of classification decides beside what all recipes do."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Self
 
+from ripple_lab.attention import AttentionSpec
 from ripple_lab.checks import at_least, fraction
 from ripple_lab.data.spec import Augmentation, DataSpec, Mixing
 from ripple_lab.train.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class ModelSpec:
+class ModelSpec(AttentionSpec):
     """Which network. What is None is as the named model has it."""
 
     name: str = "ripple_tiny_patch2_32"
@@ -34,33 +35,12 @@ class ModelSpec:
     """Side of the images in pixels."""
     ripple_layers: int | None = None
     """How many layers, from the first, ripple."""
-    max_distance: int | None = None
-    """R_max: tokens at this distance and beyond are one group."""
-    partition: Literal["chebyshev", "logarithmic", "dense"] | None = None
-    """How rings grow with distance."""
-    weights: Literal["stick-breaking", "fixed", "softmax", "truncated"] | None = None
-    """Kind of spatial weights."""
-    balanced: bool | None = None
-    """Whether stick-breaking weights start uniform."""
-    halt_threshold: float | None = None
-    """τ: what is left of the stick when a ripple halts."""
-    tail: Literal["share", "printed"] | None = None
-    """How halted groups share what is left."""
-    feature_map: str | None = None
-    """Name of φ."""
-    num_features: int | None = None
-    """M: how many features φ has."""
-    scaling: Literal["none", "scaled", "unit", "unit-scaled"] | None = None
-    """The length that queries and keys are brought to before φ."""
-    eps: float | None = None
-    """What is added to the denominator of linear and ripple attention."""
-    implementation: str | None = None
-    """Algorithm of ripple attention."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         fraction(drop_path=self.drop_path)
         sizes = ("depth", "width", "heads", "patch_size", "image_size")
-        given = {name: getattr(self, name) for name in (*sizes, "max_distance", "num_features")}
+        given = {name: getattr(self, name) for name in sizes}
         at_least(1, **{name: value for name, value in given.items() if value is not None})
 
 

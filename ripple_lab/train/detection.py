@@ -24,7 +24,9 @@ class DetectionOptimizerSpec(OptimizerSpec):
     warmup_epochs: int = 0
     """Epochs until the largest."""
     weight_decay: float = 1e-4
-    """Not on biases and norms."""
+    """Of AdamW."""
+    decay_everything: bool = True
+    """Whether weight decay is also on biases and norms, as DETR has it."""
     clip: float | None = 0.1
     """Largest norm of the gradient; None for no clipping."""
 

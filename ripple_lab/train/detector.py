@@ -34,6 +34,7 @@ def build_detector(spec: DetectorSpec, num_classes: int) -> Detector:
         num_heads=spec.heads,
         feedforward_dim=spec.feedforward,
         dropout=spec.dropout,
+        **spec.attention_options(),
     )
 
 

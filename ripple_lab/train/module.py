@@ -45,8 +45,11 @@ def learning_rate(step: int, steps_per_epoch: int, epochs: int, spec: OptimizerS
 
 
 def decay_groups(part: nn.Module, spec: OptimizerSpec) -> list[dict[str, Any]]:
-    """Parameters without weight decay (biases, norms, those that the part names, and feature maps
-    where the spec says so) and with it."""
+    """Parameters without weight decay and with it. Biases, norms, those that the part names, and
+    feature maps where the spec says so, have none, unless all have it."""
+    if spec.decay_everything:
+        trained = [parameter for parameter in part.parameters() if parameter.requires_grad]
+        return [{"params": trained, "weight_decay": spec.weight_decay}]
     named: Any = getattr(part, "no_weight_decay", set)  # as timm's models have it
     without = set(named())
     if not spec.decay_feature_maps:
@@ -186,7 +189,7 @@ class TrainedModule(pl.LightningModule):
     def parameter_groups(self) -> Any:
         """The model, or parts of it with learning rates or a weight decay of their own."""
         spec = self.recipe.optimizer
-        if spec.decay_feature_maps:
+        if spec.decay_feature_maps and not spec.decay_everything:
             return self.model
         return decay_groups(self.model, spec)
 

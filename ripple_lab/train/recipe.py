@@ -44,7 +44,9 @@ class OptimizerSpec:
     drops: tuple[int, ...] | None = None
     """The epochs after which the learning rate falls to a tenth; None for a cosine."""
     weight_decay: float = 0.05
-    """Not on biases, norms and position embeddings."""
+    """Of AdamW."""
+    decay_everything: bool = False
+    """Whether weight decay is also on biases, norms and position embeddings, as DETR has it."""
     decay_feature_maps: bool = True
     """Whether weight decay is also on the matrices of learned feature maps."""
     clip: float | None = 1.0
