@@ -427,6 +427,7 @@ def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware, 
     for name, binary in compiled:
         limit = 99 if width <= 32 else 163  # of compute capability 8.6 and 8.9; of 8.0
         assert binary.metadata.shared <= limit * 1024, name
-        assert ("mma" in binary.asm["ptx"]) == (dtype != torch.float32)
+        products = feature_map != "elu" or name != "map_gradient_kernel"  # which elu has none of
+        assert ("mma" in binary.asm["ptx"]) == (products and dtype != torch.float32)
         if dtype == torch.bfloat16:
             assert stack_bytes(binary) <= 64, name  # few registers are spilled
