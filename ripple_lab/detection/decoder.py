@@ -4,6 +4,7 @@ Gao et al., *Fast Convergence of DETR with Spatially Modulated Co-Attention* (20
 """
 
 import math
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -176,7 +177,8 @@ class Decoder(nn.Module):
         queries = self.queries.weight
         # A query starts knowing nothing but itself, so its place is the same in every image. Places
         # are float32 even under autocast: in half precision neighbours would fall together.
-        place = self.reference(self.layers[0].norm_point(queries))
+        norm_point = cast(nn.LayerNorm, self.layers[0].norm_point)
+        place = self.reference(norm_point(queries))
         place = place.to(torch.promote_types(place.dtype, torch.float32))  # logits, (Q, 2)
         reference = place.sigmoid() * image_size[:, None]  # (B, Q, 2)
         queries = queries.repeat(len(memory), 1, 1)  # (B, Q, C)
