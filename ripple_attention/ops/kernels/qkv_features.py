@@ -617,6 +617,17 @@ PRECISIONS = {  # of products: of float32, on plain units; "tf32x3" is near it, 
 # Sines and exponentials by special units, for half-precision inputs: their rounding is far larger.
 BY_HARDWARE = True
 MAX_BLOCKS = 32  # of tokens, in a program
+BLOCKS = {  # by kernel and width: tokens, programs, warps, stages and, if limited, registers
+    ("forward", 32): (64, 12, 4, 1, 80),  # six at a time, twice
+    ("forward", 64): (64, 4, 4, 1),
+    ("forward", 128): (64, 1, 8, 1),
+    ("map gradient", 32): (64, 4, 2, 1),
+    ("map gradient", 64): (32, 2, 8, 1),
+    ("map gradient", 128): (32, 1, 8, 1),
+    ("weight gradient", 32): (32, 8, 2, 1),
+    ("weight gradient", 64): (64, 4, 8, 1),
+    ("weight gradient", 128): (64, 4, 8, 1),
+}
 
 
 class Plan(NamedTuple):
@@ -678,26 +689,18 @@ def _block_table(kernel: str, dtype: torch.dtype, wide: int) -> tuple[int, int, 
         dtype: Of the inputs.
         wide: The wider of heads and features.
     """
-    if kernel == "weight gradient":
-        if wide <= 32:
-            return 32, 8, {"num_warps": 2, "num_stages": 1}
-        return 64, 4, {"num_warps": 8, "num_stages": 1}
+    at_most = 32 if wide <= 32 else 64 if wide <= 64 else 128
+    if kernel == "weight gradient" or dtype == torch.bfloat16:
+        tokens, programs, *launch = BLOCKS[kernel, at_most]
+        return (
+            tokens,
+            programs,
+            dict(zip(("num_warps", "num_stages", "maxnreg"), launch, strict=False)),
+        )
     gradient = kernel == "map gradient"
     programs = (2 if gradient else 4) if wide <= 64 else 1
     if dtype == torch.float32:  # products on plain units hold whole rows in registers
         return 16, programs, {"num_warps": 8, "num_stages": 2}
-    if dtype == torch.float16 and wide > 32:  # float32 operands, twice as large
+    if wide > 32:  # float32 operands, twice as large
         return 16 if gradient else 32, programs, {"num_warps": 8, "num_stages": 2}
-    if wide > 64:
-        return 32 if gradient else 64, programs, {"num_warps": 8, "num_stages": 1}
-    if wide > 32:
-        return (
-            32 if gradient else 64,
-            programs,
-            {"num_warps": 8 if gradient else 4, "num_stages": 1},
-        )
-    if dtype == torch.float16:
-        return 64, 4, {"num_warps": 4, "num_stages": 1}
-    if gradient:
-        return 64, 4, {"num_warps": 2, "num_stages": 1}
-    return 64, 12, {"num_warps": 4, "num_stages": 1, "maxnreg": 80}  # six at a time, twice
+    return 64, 4, {"num_warps": 4, "num_stages": 1}
