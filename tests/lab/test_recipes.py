@@ -52,13 +52,10 @@ def test_every_recipe_starts(name, tmp_path, monkeypatch):
     assert not unused  # several processes would wait for their gradients
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_recipe_says_what_it_shows_and_how_it_is_run(name):
-    listed = all_recipes()[name]
-    shown = r"Table \d, |Stability of training, |Digits: |Shapes: |COCO mini: "
-    assert re.match(shown, listed.claim)
-    assert f"    ripple train {name}" in listed.text
-    assert ("Not yet run." in listed.text) != bool(re.search(r"top-1|AP50", listed.text))
+def test_every_recipe_is_listed_with_its_command():
+    for name, listed in all_recipes().items():
+        assert listed.shows
+        assert listed.command.startswith(f"ripple train {name}")
 
 
 def test_every_row_of_the_papers_tables_has_a_recipe():
