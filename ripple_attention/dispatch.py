@@ -32,6 +32,10 @@ MAX_WIDTH = 128  # of features and values, which a program holds in registers
 MAX_SINES_WIDTH = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 MAX_FUSED_GROUPS = 64
 
+# Kilobytes of shared memory a block: what the widest feature kernels need, as an A100 or H100 has.
+# GeForce and RTX cards have 99.
+LARGE_SHARED = 160
+
 # A table's multiply-adds wait for memory, those of a tile run in cached matrix products: about the
 # ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
 TABLE_PENALTY = 14
@@ -63,6 +67,7 @@ class Problem(NamedTuple):
     weights: str | None = None
     head_dim: int = 0  # of queries before the map
     transformed: bool = False  # forward-mode derivatives, or those of torch.func
+    shared: int = LARGE_SHARED  # kilobytes of shared memory that a block may have
 
 
 @dataclass(frozen=True)
@@ -108,6 +113,20 @@ def _machine(kind: str, index: int | None, interpreted: bool) -> str | None:
     return None
 
 
+def shared_memory(kind: str, index: int | None = None) -> int:
+    """Kilobytes of shared memory that a block of a kernel may have on a device."""
+    return _shared(index) if kind == "cuda" else LARGE_SHARED
+
+
+shared_memory._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@lru_cache
+def _shared(index: int | None) -> int:
+    properties = torch.cuda.get_device_properties(index)
+    return getattr(properties, "shared_memory_per_block_optin", LARGE_SHARED * 1024) // 1024
+
+
 def _kernels(problem: Problem) -> str | None:
     """What all kernels ask for."""
     if problem.machine:
@@ -144,7 +163,20 @@ def features_fuse(problem: Problem) -> str | None:
     width = max(problem.head_dim, problem.num_features)
     if width > limit and problem.dtype in KERNEL_DTYPES:
         return f"makes sines of at most {limit} channels in {problem.dtype}; got {width}"
+    limit = _small_features(problem)
+    if problem.shared < LARGE_SHARED and width > limit:
+        return (
+            f"needs {LARGE_SHARED} kB of shared memory for features of more than {limit} channels "
+            f"in {problem.dtype}; this GPU has {problem.shared}"
+        )
     return _kernels(problem)
+
+
+def _small_features(problem: Problem) -> int:
+    """Up to which width features are made in the shared memory that every GPU has."""
+    if problem.features == "sines":
+        return 32 if problem.dtype == torch.float16 else 64
+    return 64 if problem.dtype == torch.float16 else MAX_WIDTH
 
 
 def weights_fuse(problem: Problem) -> str | None:

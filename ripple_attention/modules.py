@@ -337,6 +337,7 @@ class LinearAttention(GridAttention):
             "" if weights is None else "sticks" if weights.sticks else "softmax",
             self.head_dim,
             is_transformed(x),
+            dispatch.shared_memory(x.device.type, x.device.index),
         )
 
     def extra_repr(self) -> str:

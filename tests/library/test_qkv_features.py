@@ -9,6 +9,7 @@ import torch
 
 from inputs import relative_error
 from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, stack_bytes
+from ripple_attention.dispatch import Problem, features_fuse
 from ripple_attention.feature_maps import create_feature_map
 from ripple_attention.spatial_weights import SpatialWeights
 
@@ -395,6 +396,23 @@ def compile_only(monkeypatch, capability):
         kernel = CompileOnly(getattr(qkv_features, name), compiled)
         monkeypatch.setattr(qkv_features, name, kernel)
     return compiled
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("feature_map", ["learned", "hedgehog"])
+def test_what_dispatch_lets_run_fits_the_smallest_shared_memory(monkeypatch, feature_map, dtype):
+    form, smallest, ran = "sines" if feature_map == "learned" else "softmax", 99, []
+    for width in (32, 64, 128):
+        problem = Problem((9, 9), width, width, (0, 1), dtype, "cuda", None, form, "sticks", width)
+        if features_fuse(problem._replace(shared=smallest)):
+            continue
+        with monkeypatch.context() as patches:
+            compiled = compile_only(patches, 89)
+            Inputs(Case((9, 9), width, width, feature_map=feature_map), dtype).by_kernels()
+        assert max(binary.metadata.shared for _, binary in compiled) <= smallest * 1024
+        ran.append(width)
+    assert 32 in ran
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
