@@ -357,8 +357,8 @@ class RippleAttention(LinearAttention):
         halt_threshold: τ, what is left of the stick when the ripple halts; see `halt`.
         tail: How the halted groups share, see `halt`.
         implementation: As in `ripple_attention`.
-        dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, attn_drop,
-            proj_drop, device, dtype: As in `LinearAttention`.
+        dim, num_heads, qkv_bias, attn_drop, proj_drop, device, dtype: As in `LinearAttention`.
+        feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
 
     >>> import torch
     >>> layer = RippleAttention(192, num_heads=6, max_distance=4)
