@@ -19,7 +19,7 @@ exclude_patterns = ["images", "static"]
 html_theme = "furo"
 html_title = "ripple-attention"
 html_math_renderer = "mathml"
-html_show_sphinx = False
+html_show_sphinx = html_show_copyright = False
 html_static_path = ["static"]
 html_css_files = ["style.css"]
 

@@ -95,20 +95,20 @@ def claims_speed() -> str:
     claims = [
         Claim(
             "Its algorithm, summed-area tables, is much faster than all pairs.",
-            "a figure",
+            "figure",
             f"{significant(tables)} ms against {significant(pairs)}",
             tables < pairs,
         ),
         Claim(
             "Ripple attention is 5 to 10 times as fast as softmax when there are many tokens.",
-            "a figure",
+            "figure",
             f"{times(deit / ripple)} with our kernels; {times(deit / tables)} with tables in "
             "PyTorch operations",
             deit / ripple >= 5,
         ),
         Claim(
             "It takes linear time and behaves like linear attention.",
-            "a figure",
+            "figure",
             f"{significant(ripple)} ms against {significant(linear)}; time grows as "
             f"tokens^{linear_growth:.1f}",
             linear_growth <= 1.1 and ripple < 1.5 * linear,
@@ -121,13 +121,13 @@ def claims_speed() -> str:
         ),
         Claim(
             "Logarithmic rings are as fast as R_max 4.",
-            "a figure",
+            "figure",
             f"{times(logarithmic / ripple)} the time; on 256 tokens {times(1 / small)}",
             logarithmic <= 1.1 * ripple,
         ),
         Claim(
             "Logarithmic rings are faster than dense ones when there are many tokens.",
-            "a figure",
+            "figure",
             f"{significant(logarithmic)} ms against {significant(dense)}; in a training step "
             f"{significant(model(LOGARITHMIC, 'training step'))} against "
             f"{significant(model(DENSE_RINGS, 'training step'))}",
@@ -196,20 +196,20 @@ def claims_memory() -> str:
         Claim(
             "Ripple attention needs 5 to 10 times less memory than softmax when there are many "
             "tokens.",
-            "a figure",
+            "figure",
             f"{significant(ripple)} MB against {significant(deit)}: softmax kernels keep no "
             "pairs today",
             ripple <= deit / 5,
         ),
         Claim(
             "It needs much less memory than all pairs.",
-            "a figure",
+            "figure",
             f"{significant(ripple)} MB against {significant(pairs)}",
             ripple < pairs / 5,
         ),
         Claim(
             "Memory is constant in the reach: R_max 4, logarithmic and dense rings need the same.",
-            "a figure",
+            "figure",
             f"{significant(ripple)}, {significant(logarithmic)} and {significant(dense)} MB; in "
             "a training step "
             + ", ".join(
