@@ -1,21 +1,24 @@
-"""The README's three tables: speed by tokens, what runs where, and accuracy beside the paper's."""
+"""Two of the README's tables: speed by tokens, and accuracy beside the paper's."""
 
-from collections.abc import Iterable
-
-from ripple_lab.paper import ACCURACY, TOP1_OF_TABLE_8
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.reproduce.markdown import listed, markdown_table, rounded, short
-from ripple_lab.reproduce.queries import Seeds, at_epochs
+from ripple_lab.reproduce.cifar_blocks import (
+    FULL,
+    PAPER_TOP1,
+    SHORT,
+    departures_note,
+    seeds_text,
+)
+from ripple_lab.reproduce.markdown import listed, markdown_table, rounded
+from ripple_lab.reproduce.queries import at_epochs
+from ripple_lab.reproduce.timing import layers_on_gpu, measured_on, timing_table
 from ripple_lab.results import Row, committed_results
 
-NOT_YET = "not yet run"
-PASSES = ("forward", "forward+backward")
 # A heading, the system of `ripple bench layer`, and that of `ripple bench op`, if it has one.
 SPEED_COLUMNS = (
     ("softmax", "softmax", "softmax SDPA"),
-    ("Windows of 14×14", "windows 14", ""),
+    ("windows of 14×14", "windows 14", ""),
     ("FlexAttention, 7×7", "flex 7x7", ""),
-    ("linear (PyTorch)", "linear", "linear attention"),
+    ("linear", "linear", "linear attention"),
     ("ripple, R_max 4", "ripple R 4", "ripple tiled triton"),
 )
 RESULT_ROWS = (
@@ -30,88 +33,46 @@ RESULT_ROWS = (
 @block("readme-speed")
 def speed_by_tokens() -> str:
     """Layers where `ripple bench layer` has run on a GPU, else the operators alone."""
-    layers = [row for row in committed_results().of_kind("layers") if _on_gpu(row)]
-    if layers:
+    said = "Milliseconds, forward / forward and backward"
+    if layers := layers_on_gpu():
         rows = [row for row in layers if _shape(row) in _shown_shapes(layers)]
-        return _speed_table(rows, [(heading, name) for heading, name, _ in SPEED_COLUMNS], "layers")
+        systems = [(heading, layer) for heading, layer, _ in SPEED_COLUMNS]
+        return f"{timing_table(rows, systems)}\n\n{said}, of layers; {measured_on(rows)}."
     rows = [
         row
         for row in committed_results().of_kind("operators")
-        if _on_gpu(row) and row["dtype"] == "bfloat16" and row["max_distance"] == 4
-        and row["head_dim"] == 32
-    ]  # fmt: skip
-    columns = [(heading, name) for heading, _, name in SPEED_COLUMNS if name]
-    absent = [heading for heading, _, name in SPEED_COLUMNS if not name]
-    table = _speed_table(rows, columns, "attention after the projections")
-    return f"{table} {listed(absent)}: not yet run (`ripple bench layer --device cuda`)."
+        if "NVIDIA" in row["hardware"] and row["head_dim"] == 32 and row["max_distance"] == 4
+    ]
+    systems = [(heading, name) for heading, _, name in SPEED_COLUMNS if name]
+    absent = listed([heading for heading, _, name in SPEED_COLUMNS if not name])
+    return (
+        f"{timing_table(rows, systems)}\n\n{said}, of attention after the projections, linear "
+        f"attention in PyTorch operations; {measured_on(rows)}. Not yet run: {absent}."
+    )
 
 
 @block("readme-results")
 def accuracy() -> str:
     """Top-1 of the paper and of ours after 300 and 60 epochs."""
-    rows, departed = [], {}
+    rows, runs = [], []
     for label, recipe in RESULT_ROWS:
-        paper = ACCURACY[recipe][0] if recipe in ACCURACY else TOP1_OF_TABLE_8[recipe]
-        ours = [at_epochs(recipe, epochs, committed_results()) for epochs in (300, 60)]
-        rows.append([label, rounded(paper, 1), *map(seeds_text, ours)])
-        for seeds in filter(None, ours):
-            departed.setdefault((seeds.epochs, departures_text(seeds)), []).append(label)
-    headings = ("CIFAR-100, top-1 %", "paper, 300 epochs", "ours, 300 epochs", "ours, 60 epochs")
-    said = []
-    for (epochs, text), labels in departed.items():
-        everyone = labels == [row[0] for row in rows if row[{300: 2, 60: 3}[epochs]] != NOT_YET]
-        who = "" if everyone else f", {listed(labels)}"
-        said += [f"{epochs} epochs{who}: {text}."] if text else []
-    note = f"Departures from the paper's recipe: {' '.join(said)}" if said else ""
-    return f"{markdown_table(headings, rows)}\n\n{note} One seed unless it says more."
+        ours = [at_epochs(recipe, epochs, committed_results()) for epochs in (FULL, SHORT)]
+        rows.append([label, rounded(PAPER_TOP1[recipe], 1), *map(seeds_text, ours)])
+        runs += [(label, seeds) for seeds in ours]
+    headings = ["CIFAR-100, top-1 %", "paper, 300 epochs"]
+    headings += [f"ours, {epochs} epochs" for epochs in (FULL, SHORT)]
+    return f"{markdown_table(headings, rows)}\n\n{departures_note(runs)}"
 
 
-def seeds_text(seeds: Seeds | None, metric: str = "top1") -> str:
-    """The mean; of several seeds their number."""
-    if seeds is None:
-        return NOT_YET
-    count = len(seeds.runs)
-    said = seeds.text(metric).partition(",")[0]
-    return f"{said} ({count} seeds)" if count > 1 else said
+def _shape(row: Row) -> tuple[int, int, int]:
+    return row["tokens"], row["dim"], row["heads"]
 
 
-def departures_text(seeds: Seeds) -> str:
-    """Where runs left the paper's recipe, but for the epochs."""
-    changes = seeds.departures.items()
-    return ", ".join(f"`{name}` {change}" for name, change in changes if name != "epochs")
-
-
-def _on_gpu(row: Row) -> bool:
-    return "NVIDIA" in row["hardware"]
-
-
-def _shape(row: Row) -> tuple[int, int, int, int]:
-    return row["tokens"], row["batch"], row["heads"], row.get("dim", 0)
-
-
-def _shown_shapes(rows: Iterable[Row]) -> list[tuple[int, int, int, int]]:
+def _shown_shapes(rows: list[Row]) -> list[tuple[int, int, int]]:
     """Of each number of tokens the first shape with heads of 64 channels, else the first."""
     chosen: dict[int, Row] = {}
     for row in rows:
-        known = chosen.get(row["tokens"])
-        if known is None or (row["head_dim"] == 64 and known["head_dim"] != 64):
+        known = chosen.setdefault(row["tokens"], row)
+        if row["head_dim"] == 64 != known["head_dim"]:
             chosen[row["tokens"]] = row
     return [_shape(row) for row in chosen.values()]
-
-
-def _speed_table(rows: list[Row], columns: list[tuple[str, str]], what: str) -> str:
-    times = {(_shape(row), row["system"], row["pass"]): row["median_ms"] for row in rows}
-    lines = []
-    for shape in sorted({_shape(row) for row in rows}):
-        cells = [
-            " / ".join(short(times.get((shape, system, step))) for step in PASSES)
-            for _, system in columns
-        ]
-        lines.append([f"{shape[0]:,} ({shape[1]})", *cells])
-    table = markdown_table(["tokens (batch)", *(heading for heading, _ in columns)], lines)
-    first = rows[0]
-    widths = listed(sorted({f"{row['heads']} heads of {row['head_dim']} channels" for row in rows}))
-    return (
-        f"{table}\n\nMilliseconds, forward / forward and backward; {what}, {widths}, "
-        f"{first['dtype']}, {first['hardware']}."
-    )
