@@ -61,7 +61,7 @@ dist: $(READY)  # a wheel and an sdist, checked, and the wheel tried alone
 	cd build/alone && bin/python ../../tests/smoke.py
 
 results: $(READY)
-	$(BIN)/python -m ripple_lab.reproduce.readme
+	$(BIN)/python -m ripple_lab.reproduce
 
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "ripple-attention needs Python 3.11 or newer: make PYTHON=python3.11 ...")'

@@ -1,17 +1,21 @@
 """Blocks of README and docs that are written from result files, by `make results`.
 
-A block stands between two comments, `<!-- results: NAME -->` and `<!-- end of results -->`. Its text
-is what the function of that name in `BLOCKS` returns.
+A block stands between two comments, `<!-- results: NAME -->` and `<!-- end of results -->`. Its
+text is what the function of that name in `BLOCKS` returns.
 """
 
+import importlib
 import re
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 from ripple_lab.files import replace_text
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 PATTERN = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
+# Modules that register blocks. A module that is not there is left out.
+MODULES = ("readme_blocks", "support", "lab_blocks", "cifar_blocks", "page_blocks")
 
 
 def block(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
@@ -24,14 +28,23 @@ def block(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
     return register
 
 
+def known_blocks() -> dict[str, Callable[[], str]]:
+    """Every block by its name."""
+    for name in MODULES:
+        if find_spec(f"{__package__}.{name}"):
+            importlib.import_module(f"{__package__}.{name}")
+    return BLOCKS
+
+
 def fill(text: str) -> str:
     """A page with all of its blocks written anew."""
+    known = known_blocks()
 
     def replace(match: re.Match[str]) -> str:
         begin, name, end = match.groups()
-        if name not in BLOCKS:
-            raise ValueError(f"blocks are {', '.join(sorted(BLOCKS))}; a page asks for {name!r}")
-        return f"{begin}\n{BLOCKS[name]().strip()}\n\n{end}"
+        if name not in known:
+            raise ValueError(f"blocks are {', '.join(sorted(known))}; a page asks for {name!r}")
+        return f"{begin}{known[name]().strip()}\n{end}"
 
     return PATTERN.sub(replace, text)
 
@@ -39,3 +52,12 @@ def fill(text: str) -> str:
 def pages(root: Path) -> list[Path]:
     """The pages that may have blocks."""
     return [root / "README.md", *sorted((root / "docs").rglob("*.md"))]
+
+
+def write_pages(root: Path) -> None:
+    """Brings every block of every page up to date."""
+    for path in pages(root):
+        text = path.read_text(encoding="utf-8")
+        if (filled := fill(text)) != text:
+            replace_text(path, filled)
+            print(f"wrote {path.relative_to(root)}")

@@ -1,0 +1,157 @@
+"""Which training runs stand for a recipe, and where they left it."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ripple_lab.recipes import all_recipes
+from ripple_lab.reproduce.markdown import rounded
+from ripple_lab.results import Results, Row
+from ripple_lab.train.recipe import MAY_CHANGE, Recipe, differences
+
+# Fields that do not change what is learned, or only where and when it is looked at.
+HARMLESS = MAY_CHANGE | {"name", "seed", "ema_decay", "data.source", "data.in_memory"}
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The runs of one setting, a seed each, and the fields in which they left a recipe."""
+
+    runs: tuple[Row, ...]
+    departures: dict[str, str]  # "0.001 → 0.0005" by field
+
+    @property
+    def epochs(self) -> int:
+        return self.runs[0]["epochs"]
+
+    @property
+    def recipe(self) -> str:
+        return self.runs[0]["recipe"]
+
+    def mean(self, metric: str) -> float:
+        return sum(run[metric] for run in self.runs) / len(self.runs)
+
+    def text(self, metric: str, decimals: int = 1, unit: float = 1) -> str:
+        """The mean, and the range of several seeds: "43.8, 43.5–44.1"."""
+        shown = rounded(unit * self.mean(metric), decimals)
+        found = sorted(unit * run[metric] for run in self.runs)
+        if len(found) == 1:
+            return shown
+        return f"{shown}, {rounded(found[0], decimals)}–{rounded(found[-1], decimals)}"
+
+
+def settings(
+    recipe: str, metric: str, results: Results, others: Collection[str] = ()
+) -> list[Seeds]:
+    """The runs of a recipe's model on its data, those of one setting together.
+
+    Runs of other recipes count if only the schedule differs.
+
+    Args:
+        recipe: Its name.
+        metric: "top1", which a run must have.
+        results: What there is.
+        others: Recipes whose runs do not count.
+    """
+    wanted = all_recipes()[recipe].recipe
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for run in results.of_kind("runs"):
+        counts = run["recipe"] == recipe or run["recipe"] not in others
+        if counts and run.get(metric) is not None and _same_model(run, wanted):
+            key = run["recipe"], *map(str, departures(run, wanted).items())
+            found.setdefault(key, []).append(run)
+    return [
+        Seeds(tuple(sorted(runs, key=lambda run: run["seed"])), departures(runs[0], wanted))
+        for runs in found.values()
+    ]
+
+
+def best(found: Iterable[Seeds], epochs: int | None = None) -> Seeds | None:
+    """Of several settings the one that departs least, then the one with the most seeds.
+
+    Those of other epochs do not count, where a number is given.
+    """
+    kept = [seeds for seeds in found if epochs in (None, seeds.epochs)]
+    return max(kept, key=lambda it: (-len(it.departures), len(it.runs)), default=None)
+
+
+def at_epochs(recipe: str, epochs: int, results: Results, metric: str = "top1") -> Seeds | None:
+    """The runs of a recipe's model after so many epochs, nearest to the paper's setting."""
+    return best(settings(recipe, metric, results), epochs)
+
+
+def shared_epochs(recipes: Collection[str], metric: str, results: Results) -> int | None:
+    """The number of epochs at which most of these recipes have runs, the larger of several.
+
+    Rows of a table are compared at equal epochs, if they can be.
+    """
+    counts: Counter[int] = Counter()
+    for recipe in recipes:
+        most = all_recipes()[recipe].recipe.epochs
+        found = {seeds.epochs for seeds in settings(recipe, metric, results, recipes)}
+        counts.update(epochs for epochs in found if epochs <= most)
+    return max(counts, key=lambda epochs: (counts[epochs], epochs), default=None)
+
+
+def shown_runs(
+    recipe: str, metric: str, results: Results, others: Collection[str], epochs: int | None
+) -> list[Seeds]:
+    """What a row of a table shows: the runs at full length, then those at the table's `epochs`.
+
+    Where there are neither, the longest.
+    """
+    found = settings(recipe, metric, results, others)
+    full = all_recipes()[recipe].recipe.epochs
+    shown = [best(found, full), best(found, epochs) if epochs not in (None, full) else None]
+    if not any(shown) and found:
+        allowed = [seeds.epochs for seeds in found if seeds.epochs <= full]
+        longest = max(allowed) if allowed else max(seeds.epochs for seeds in found)
+        shown = [best(found, longest)]
+    return [seeds for seeds in shown if seeds]
+
+
+def departures(run: Row, wanted: Recipe) -> dict[str, str]:
+    """The fields that decide a result in which a run differs from a recipe: "0.001 → 0.0005"."""
+    used = all_recipes()[run["recipe"]].recipe
+    fields: dict[str, list[str]] = {}
+    changes = [change for change in run["changes"].split("; ") if change]
+    for change in [*differences(wanted, used), *changes]:
+        name, _, values = change.partition(": ")
+        before, _, after = values.partition(" → ")
+        fields[name] = [fields.get(name, [before])[0], after]
+    if run["epochs"] != wanted.epochs:
+        fields["epochs"] = [str(wanted.epochs), str(run["epochs"])]
+    return {
+        name: f"{before} → {after}"
+        for name, (before, after) in fields.items()
+        if before != after and name not in HARMLESS
+    }
+
+
+def in_short(seeds: Seeds) -> list[str]:
+    """The departures of most weight with their values, all others in two words."""
+    shown = {"epochs": "epochs", "data.num_classes": "classes"}
+    found = seeds.departures
+    said = [f"{found[k].rpartition(' ')[2]} {word}" for k, word in shown.items() if k in found]
+    return said + ["changed recipe"] * bool(found.keys() - shown.keys())
+
+
+def _same_model(run: Row, wanted: Recipe) -> bool:
+    known = all_recipes().get(run["recipe"])
+    if known is None:
+        return False
+    if (_network(known.recipe), known.recipe.data) != (_network(wanted), wanted.data):
+        return False
+    changed = {change.partition(": ")[0] for change in run["changes"].split("; ")}
+    schedule = {"model.drop_path", *HARMLESS}
+    return not any(
+        name == "data.name" or (name.startswith("model.") and name not in schedule)
+        for name in changed
+    )
+
+
+def _network(recipe: Recipe) -> Any:
+    """The model of a recipe; how much of it is left out in training belongs to the schedule."""
+    model: Any = recipe.model
+    return replace(model, drop_path=0.0) if hasattr(model, "drop_path") else model
