@@ -31,7 +31,7 @@ autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "no-value": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
 
-# Every name that a signature mentions is in the reference, except those of other packages (this site
-# loads nothing from elsewhere, not even their lists of names) and of what only kernels use.
+# Every name that a signature mentions is in the reference, except those of other packages (this
+# site loads nothing from elsewhere, not even their lists of names) and of what only kernels use.
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(?!ripple_attention).*|ripple_attention\.fusion\..*")]

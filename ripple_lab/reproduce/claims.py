@@ -8,19 +8,8 @@ from dataclasses import dataclass
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.reproduce.page_blocks import (
-    FOUR_LAYERS,
-    LONG,
-    NO_POSITIONS,
-    SHORT,
-    difference,
-    find,
-    rows_of,
-    significant,
-    table,
-    top1,
-    with_sources,
-)
+from ripple_lab.reproduce.markdown import markdown_table, short
+from ripple_lab.reproduce.page_blocks import find, rows_of, with_sources
 
 OPERATORS = "op-width-96-batch-4.csv"
 DENSE = tuple(f"op-width-96-batch-4-dense-{side}.csv" for side in (32, 64, 128))
@@ -28,7 +17,6 @@ WEIGHTS = "model-table4-side-16.csv"
 FIGURE = "model-width-96-batch-4.csv"
 FOUR_LAYERS_SPEED = "model-table8-side-16.csv"
 DETECTION = "detection-nvidia-h200-bfloat16.csv"
-NOISE = 1.0  # points of top-1: differences below it are no evidence
 TOKENS = 16_384
 RIPPLE, DEIT, LINEAR = "ripple, R_max 4", "DeiT, softmax SDPA", "DeiT-LA"
 TABLES = "ripple, tables in PyTorch operations"
@@ -68,7 +56,7 @@ def operator(system: str, tokens: int, value: str = "median_ms", step: str = "fo
 
 def times(number: float) -> str:
     """A ratio."""
-    return f"{significant(number)} ×"
+    return f"{short(number)} ×"
 
 
 @block("claims-speed")
@@ -96,7 +84,7 @@ def claims_speed() -> str:
         Claim(
             "Its algorithm, summed-area tables, is much faster than all pairs.",
             "figure",
-            f"{significant(tables)} ms against {significant(pairs)}",
+            f"{short(tables)} ms against {short(pairs)}",
             tables < pairs,
         ),
         Claim(
@@ -109,7 +97,7 @@ def claims_speed() -> str:
         Claim(
             "It takes linear time and behaves like linear attention.",
             "figure",
-            f"{significant(ripple)} ms against {significant(linear)}; time grows as "
+            f"{short(ripple)} ms against {short(linear)}; time grows as "
             f"tokens^{linear_growth:.1f}",
             linear_growth <= 1.1 and ripple < 1.5 * linear,
         ),
@@ -128,9 +116,9 @@ def claims_speed() -> str:
         Claim(
             "Logarithmic rings are faster than dense ones when there are many tokens.",
             "figure",
-            f"{significant(logarithmic)} ms against {significant(dense)}; in a training step "
-            f"{significant(model(LOGARITHMIC, 'training step'))} against "
-            f"{significant(model(DENSE_RINGS, 'training step'))}",
+            f"{short(logarithmic)} ms against {short(dense)}; in a training step "
+            f"{short(model(LOGARITHMIC, 'training step'))} against "
+            f"{short(model(DENSE_RINGS, 'training step'))}",
             logarithmic < dense
             and model(LOGARITHMIC, "training step") < model(DENSE_RINGS, "training step"),
         ),
@@ -167,7 +155,7 @@ def claims_speed() -> str:
             "A detector with ripple attention takes little longer than one with softmax.",
             f"{1e3 * paper.DETECTORS['smca_ripple_resnet50']['seconds']:.0f} ms against "
             f"{1e3 * paper.DETECTORS['smca_resnet50']['seconds']:.0f}",
-            f"{significant(ripple_detector)} ms against {significant(softmax_detector)}",
+            f"{short(ripple_detector)} ms against {short(softmax_detector)}",
             ripple_detector < 1.2 * softmax_detector,
         ),
         Claim("Halting at τ makes an algorithm stop early.", "–", "none of ours does"),
@@ -183,9 +171,7 @@ def claims_memory() -> str:
     ripple, deit, pairs, logarithmic, dense = (model(name, value="peak_mb") for name in names)
     step = "forward+backward"
     autograd = [operator("ripple table by autograd", t, "peak_mb", step) for t in (4096, TOKENS)]
-    growth = _exponent(
-        [(t, operator("ripple tiled triton", t, "peak_mb")) for t in (4096, TOKENS)]
-    )
+    growth = _exponent([(t, operator("ripple tiled triton", t, "peak_mb")) for t in (4096, TOKENS)])
     claims = [
         Claim(
             "Memory grows linearly with the tokens.",
@@ -197,23 +183,22 @@ def claims_memory() -> str:
             "Ripple attention needs 5 to 10 times less memory than softmax when there are many "
             "tokens.",
             "figure",
-            f"{significant(ripple)} MB against {significant(deit)}: softmax kernels keep no "
-            "pairs today",
+            f"{short(ripple)} MB against {short(deit)}: softmax kernels keep no pairs today",
             ripple <= deit / 5,
         ),
         Claim(
             "It needs much less memory than all pairs.",
             "figure",
-            f"{significant(ripple)} MB against {significant(pairs)}",
+            f"{short(ripple)} MB against {short(pairs)}",
             ripple < pairs / 5,
         ),
         Claim(
             "Memory is constant in the reach: R_max 4, logarithmic and dense rings need the same.",
             "figure",
-            f"{significant(ripple)}, {significant(logarithmic)} and {significant(dense)} MB; in "
+            f"{short(ripple)}, {short(logarithmic)} and {short(dense)} MB; in "
             "a training step "
             + ", ".join(
-                significant(model(name, "training step", "peak_mb"))
+                short(model(name, "training step", "peak_mb"))
                 for name in (RIPPLE, LOGARITHMIC, DENSE_RINGS)
             ),
             max(logarithmic, dense) < 1.1 * ripple,
@@ -228,86 +213,32 @@ def claims_memory() -> str:
     return with_sources(_rows(claims), FIGURE, OPERATORS)
 
 
-@block("claims-accuracy")
-def claims_accuracy() -> str:
-    """Claims on accuracy, in points of top-1 and of average precision."""
-
-    def lead(text: str, one: str, other: str, file: str = SHORT, prefix: str = "cifar100-short-",
-             close: bool = False) -> Claim:  # fmt: skip
-        """That one is above the other, or with `close` at most a little below it."""
-        theirs = difference(_theirs(f"cifar100-{one}"), _theirs(f"cifar100-{other}"))
-        mine, its = top1(file, f"{prefix}{one}"), top1(file, f"{prefix}{other}")
-        if mine is None or its is None:
-            return Claim(text, theirs)
-        points = mine - its
-        ours = difference(mine, its)
-        small = not close and abs(points) < NOISE
-        return Claim(
-            text,
-            theirs,
-            ours + (" (noise)" if small else ""),
-            points > -NOISE if close else points >= NOISE,
-        )
-
-    imagenet = {
-        name: paper.ACCURACY[f"imagenet-{name}-tiny"][0]
-        for name in ("ripple", "deit", "deit-la", "convit")
-    }
-    average = {
-        name: paper.AVERAGE_PRECISION[f"coco-{name}-50"]
-        for name in ("smca", "smca-la", "smca-ripple")
-    }
-    maps = ("t2r", "rfa", "performer", "dpfp")
-    best = max(paper.ACCURACY[f"imagenet-deit-la-tiny-{name}"][0] for name in maps)
-    layers = paper.ACCURACY["imagenet-ripple-tiny-layers-12"][0]
+@block("claims-others")
+def claims_others() -> str:
+    """Claims on accuracy beyond CIFAR-100, in points of top-1 and of average precision."""
+    top1 = {name.removeprefix("imagenet-"): numbers[0] for name, numbers in paper.ACCURACY.items()}
+    ripple, linear = top1["ripple-tiny"], top1["deit-la-tiny"]
+    maps = max(top1[f"deit-la-tiny-{name}"] for name in ("t2r", "rfa", "performer", "dpfp"))
+    average = paper.AVERAGE_PRECISION
+    ours, softmax = average["coco-smca-ripple-50"], average["coco-smca-50"]
     claims = [
-        lead("300 epochs: ripple is above DeiT.", "ripple-tiny", "deit-tiny", LONG, "cifar100-"),
-        lead("Ripple is above DeiT-LA.", "ripple-tiny", "deit-la-tiny"),
-        lead("Ripple is about as good as ConViT.", "ripple-tiny", "convit-tiny", close=True),
-        lead("Without position embeddings ripple is far above DeiT.", "ripple-tiny-no-ape",
-             "deit-tiny-no-ape", NO_POSITIONS, "cifar100-"),
-        lead("Without position embeddings it is about as good as ConViT.", "ripple-tiny-no-ape",
-             "convit-tiny-no-ape", NO_POSITIONS, "cifar100-", close=True),
-        lead("R_max 4 is better than 2.", "ripple-tiny", "ripple-tiny-r2"),
-        lead("R_max 4 is better than 8.", "ripple-tiny", "ripple-tiny-r8"),
-        lead("R_max 4 is better than 16.", "ripple-tiny", "ripple-tiny-r16"),
-        lead("Learned weights are better than fixed ones.", "ripple-tiny", "ripple-tiny-fixed"),
-        lead("Fixed weights are better than none (DeiT-LA).", "ripple-tiny-fixed", "deit-la-tiny"),
-        lead("Stick-breaking is better than softmax weights.", "ripple-tiny",
-             "ripple-tiny-softmax"),
-        lead("What lies beyond R_max helps: ripple is above truncated ripple.", "ripple-tiny",
-             "ripple-tiny-truncated"),
-        lead("Logarithmic rings are clearly worse.", "ripple-tiny", "ripple-tiny-logarithmic"),
-        lead("Four layers of ripple are better than twelve of DeiT-LA.", "ripple-tiny4",
-             "deit-la-tiny"),
-        Claim("ImageNet: ripple is above DeiT.", difference(imagenet["ripple"], imagenet["deit"])),
-        Claim("ImageNet: it is above DeiT-LA.",
-              difference(imagenet["ripple"], imagenet["deit-la"])),
-        Claim("ImageNet: it is about as good as ConViT.",
-              difference(imagenet["ripple"], imagenet["convit"])),
-        Claim("ImageNet: the learned feature map is better than the best other one.",
-              difference(imagenet["deit-la"], best)),
-        Claim("ImageNet: nine layers of ripple are better than twelve.",
-              difference(imagenet["ripple"], layers)),
-        Claim("COCO, 50 epochs, AP: SMCA-ripple is above SMCA-LA.",
-              difference(average["smca-ripple"][0], average["smca-la"][0])),
-        Claim("COCO, 50 epochs, AP: it almost reaches SMCA.",
-              difference(average["smca-ripple"][0], average["smca"][0])),
-        Claim("COCO, 50 epochs, AP of small objects: it is above SMCA.",
-              difference(average["smca-ripple"][1], average["smca"][1])),
-        Claim("Results do not depend on τ.", "–"),
+        ("ImageNet: ripple is above DeiT", ripple - top1["deit-tiny"]),
+        ("ImageNet: ripple is above DeiT-LA", ripple - linear),
+        ("ImageNet: ripple is about as good as ConViT", ripple - top1["convit-tiny"]),
+        ("ImageNet: the learned feature map is better than all others", linear - maps),
+        ("ImageNet: nine layers of ripple are better than twelve",
+         ripple - top1["ripple-tiny-layers-12"]),
+        ("COCO, 50 epochs: SMCA-ripple is above SMCA-LA", ours[0] - average["coco-smca-la-50"][0]),
+        ("COCO, 50 epochs: SMCA-ripple almost reaches SMCA", ours[0] - softmax[0]),
+        ("COCO, 50 epochs, small objects: SMCA-ripple is above SMCA", ours[1] - softmax[1]),
     ]  # fmt: skip
-    return with_sources(_rows(claims), LONG, SHORT, NO_POSITIONS, FOUR_LAYERS)
+    rows = [[text, f"{points:+.1f}".replace("-", "−"), VERDICTS[None]] for text, points in claims]
+    rows.append(["The results do not depend on τ", "–", VERDICTS[None]])
+    return markdown_table(("the paper says", "its difference", "verdict"), rows, words=3)
 
 
 def _rows(claims: list[Claim]) -> str:
-    return table(HEADINGS, [claim.cells for claim in claims])
-
-
-def _theirs(recipe: str) -> float:
-    """The paper's top-1."""
-    accuracy = paper.ACCURACY.get(recipe)
-    return accuracy[0] if accuracy else paper.TOP1_OF_TABLE_8[recipe]
+    return markdown_table(HEADINGS, [claim.cells for claim in claims], words=len(HEADINGS))
 
 
 def _exponent(points: list[tuple[int, float]]) -> float:

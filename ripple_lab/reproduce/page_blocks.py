@@ -1,10 +1,12 @@
 """Blocks of the pages under docs/: tables of result files, and of counts made on the spot."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.results import Row, read_csv, results_folder
+from ripple_lab.reproduce.markdown import markdown_table, rounded, short
+from ripple_lab.reproduce.queries import at_epochs, best, settings
+from ripple_lab.results import Row, committed_results
 
 GPU_OPERATORS = ("op-nvidia-h200-bfloat16-batch-64.csv", "op-nvidia-h200-bfloat16.csv")
 GPU_MODELS = "model-nvidia-h200-bfloat16.csv"
@@ -25,11 +27,7 @@ REACHES = {
     name: f"ripple, {name}"
     for name in ("R_max 2", "R_max 4", "R_max 8", "R_max 16", "logarithmic", "dense")
 }
-SHORT, LONG = "cifar100-short-nvidia-h200.csv", "cifar100-300-epochs-nvidia-h200.csv"
-FOUR_LAYERS, SEEDS = "cifar100-4-layers-nvidia-h200.csv", "cifar100-seeds-nvidia-h200.csv"
-NO_POSITIONS = "cifar100-no-ape-nvidia-h200.csv"
-LIGHT, STABILITY = "cifar100-light-nvidia-h200.csv", "stability-nvidia-h200.csv"
-HUNDRED = "cifar100-100-epochs-nvidia-h200.csv"
+STABILITY = "stability-nvidia-h200.csv"
 TRAINING = "train-graphs-nvidia-h200.csv"
 GPU_DETECTION = "detection-nvidia-h200-bfloat16.csv"
 CPU_DETECTION = "detection-amd-epyc-1-threads-float32.csv"
@@ -40,13 +38,7 @@ SYSTEMS["ripple"] = "ripple-tiny"
 
 def rows_of(*names: str) -> list[Row]:
     """The rows of some result files."""
-    return [row for name in names for row in read_csv(results_folder() / name)]
-
-
-def table(headings: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A Markdown table."""
-    lines = ["| " + " | ".join(cells) + " |" for cells in (headings, *rows)]
-    return "\n".join([lines[0], "|" + "---|" * len(headings), *lines[1:]])
+    return [row for name in names for row in committed_results().file(name)]
 
 
 def with_sources(text: str, *names: str) -> str:
@@ -55,46 +47,43 @@ def with_sources(text: str, *names: str) -> str:
     return f"{text}\n\nFrom {links}."
 
 
-def significant(number: float | None) -> str:
-    """Three digits: 0.0246, 1.26, 185; a dash for what was not measured."""
-    if number is None:
-        return "–"
-    return f"{number:,.0f}" if number >= 100 else f"{number:#.3g}"
-
-
 def find(rows: Iterable[Row], **wanted: object) -> Row | None:
     """The first row with these values."""
     return next((row for row in rows if all(row[key] == wanted[key] for key in wanted)), None)
 
 
-def top1(file: str, recipe: str, **wanted: object) -> float | None:
-    """Top-1 accuracy in percent of a run."""
-    row = find(rows_of(file), recipe=recipe, **wanted)
-    return row and row["top1"]
+def top1(recipe: str, epochs: int) -> float | None:
+    """Top-1 in percent of a CIFAR-100 recipe after so many epochs, the mean of its seeds."""
+    seeds = at_epochs(f"cifar100-{recipe}", epochs, committed_results())
+    return seeds.mean("top1") if seeds else None
 
 
 def percent(number: float | None) -> str:
     """One decimal, or a dash."""
-    return "–" if number is None else f"{number:.1f}"
+    return "–" if number is None else rounded(number, 1)
 
 
 def difference(number: float | None, other: float | None) -> str:
-    """How much more the one is than the other, with its sign; blank for none."""
+    """How much more the one is than the other, with its sign."""
     if number is None or other is None:
         return "–"
-    return f"{number - other:+.1f}".replace("-", "−") if number != other else ""
+    points = rounded(number - other, 1).replace("-", "−")
+    return f"+{points}" if number > other else points
 
 
 def by_tokens(rows: list[Row], systems: dict[str, str], value: str = "median_ms") -> str:
     """One row a grid and pass, one column a system."""
-    sizes = dict.fromkeys((row["tokens"], row["batch"], row["pass"]) for row in rows)
+    found = {(*_size(row), row["system"]): row[value] for row in rows}
     lines = []
-    for tokens, batch, step in sizes:
-        found = {row["system"]: row[value] for row in rows
-                 if (row["tokens"], row["batch"], row["pass"]) == (tokens, batch, step)}  # fmt: skip
-        numbers = [significant(found.get(system)) for system in systems.values()]
-        lines.append([f"{tokens:,} × {batch}", step.replace("+", " and "), *numbers])
-    return table(["tokens × images", "pass", *systems], lines)
+    for tokens, batch, step in dict.fromkeys(map(_size, rows)):
+        times = (found.get((tokens, batch, step, system)) for system in systems.values())
+        size = f"{tokens:,} × {batch}"
+        lines.append([size, step.replace("+", " and "), *map(short, times)])
+    return markdown_table(["tokens × images", "pass", *systems], lines, words=2)
+
+
+def _size(row: Row) -> tuple[int, int, str]:
+    return row["tokens"], row["batch"], row["pass"]
 
 
 @block("performance-models")
@@ -152,26 +141,17 @@ def performance_cpu() -> str:
 @block("cifar100-300-epochs")
 def cifar100_300_epochs() -> str:
     """Top-1 after 60 and 300 epochs, and the paper's after 300."""
-    systems = (
-        ("DeiT-LA, 4 layers", "deit-la-tiny4", top1(SHORT, "cifar100-short-deit-la-tiny4"), None),
-        ("DeiT, 4 layers", None, top1(FOUR_LAYERS, "cifar100-short-deit-tiny"),
-         top1(FOUR_LAYERS, "cifar100-deit-tiny")),
-        ("ripple, 4 layers", "ripple-tiny4", top1(SHORT, "cifar100-short-ripple-tiny4"),
-         top1(FOUR_LAYERS, "cifar100-ripple-tiny4")),
-        *((name, recipe, top1(SHORT, f"cifar100-short-{recipe}"),
-           top1(LONG, f"cifar100-{recipe}")) for name, recipe in SYSTEMS.items()),
-    )  # fmt: skip
-    lines = [
-        [name, percent(short), percent(long), percent(_paper_top1(recipe))]
-        for name, recipe, short, long in systems
-    ]
-    headings = ["top-1 %", "ours, 60 epochs", "ours, 300", "the paper, 300"]
-    return with_sources(table(headings, lines), SHORT, LONG, FOUR_LAYERS)
+    recipes = {f"{name}, 4 layers": f"{recipe}4" for name, recipe in SYSTEMS.items()
+               if name in ("DeiT-LA", "ripple")} | SYSTEMS  # fmt: skip
+    lines = [[name, *_ours_and_theirs(recipe)] for name, recipe in recipes.items()]
+    deit4 = [_of_four_layers("deit-tiny", epochs) for epochs in (60, 300)]
+    lines.insert(1, ["DeiT, 4 layers", *map(percent, deit4), "–"])
+    return markdown_table(["top-1 %", "ours, 60 epochs", "ours, 300", "the paper, 300"], lines)
 
 
 @block("cifar100-setups")
 def cifar100_setups() -> str:
-    """What each part of ripple attention is worth: 60 epochs here, 300 in the paper."""
+    """What each part of ripple attention is worth."""
     setups = {
         "ripple, R_max 4": "ripple-tiny",
         "R_max 2": "ripple-tiny-r2",
@@ -183,53 +163,44 @@ def cifar100_setups() -> str:
         "truncated: nothing beyond R_max": "ripple-tiny-truncated",
         "DeiT-LA": "deit-la-tiny",
     }
-    found = {name: top1(SHORT, f"cifar100-short-{recipe}") for name, recipe in setups.items()}
-    first, theirs = found["ripple, R_max 4"], _paper_top1("ripple-tiny")
-    lines = [
-        [name, percent(found[name]), difference(found[name], first),
-         percent(_paper_top1(recipe)), difference(_paper_top1(recipe), theirs)]
-        for name, recipe in setups.items()
-    ]  # fmt: skip
-    headings = ["top-1 %", "ours, 60 epochs", "against ripple", "the paper, 300", "against ripple"]
-    return with_sources(table(headings, lines), SHORT)
+    lines = [[name, *_ours_and_theirs(recipe)] for name, recipe in setups.items()]
+    return markdown_table(["top-1 %", "ours, 60 epochs", "ours, 300", "the paper, 300"], lines)
 
 
 @block("cifar100-no-positions")
 def cifar100_no_positions() -> str:
-    """Top-1 with and without position embeddings: 60 epochs here, 300 in the paper."""
+    """What a model loses without position embeddings."""
     lines = []
     for name, recipe in SYSTEMS.items():
-        ours = top1(SHORT, f"cifar100-short-{recipe}")
-        without = top1(NO_POSITIONS, f"cifar100-{recipe}-no-ape")
-        paper = _paper_top1(recipe), _paper_top1(f"{recipe}-no-ape")
-        lines.append([name, percent(ours), percent(without), difference(without, ours),
-                      difference(*reversed(paper))])  # fmt: skip
-    headings = ["top-1 %", "with", "without", "change", "change in the paper"]
-    return with_sources(table(headings, lines), SHORT, NO_POSITIONS)
+        pairs = [(top1(recipe, epochs), top1(f"{recipe}-no-ape", epochs)) for epochs in (60, 300)]
+        pairs.append(tuple(map(_paper_top1, names)))
+        changes = [difference(without, given) for given, without in pairs]
+        lines.append([name, *map(percent, pairs[0]), *changes])
+    headings = ["top-1 %, 60 epochs", "with positions", "without", "change"]
+    return markdown_table([*headings, "after 300 epochs", "in the paper"], lines)
 
 
 @block("cifar100-schedules")
 def cifar100_schedules() -> str:
     """How far ripple and DeiT-LA are from DeiT, by schedule."""
     schedules = (
-        ("light augmentation, 20 epochs, seed 0", STABILITY, "cifar100-20-", {"seed": 0}),
-        ("the paper's, 60 epochs, seed 0", SHORT, "cifar100-short-", {}),
-        ("the paper's, 100 epochs", HUNDRED, "cifar100-short-", {}),
-        ("light augmentation, 60 epochs", LIGHT, "cifar100-20-", {}),
-        ("the paper's, 300 epochs", LONG, "cifar100-", {}),
+        ("light augmentation, 20 epochs", "cifar100-20-", 20),
+        ("the paper's, 60 epochs", "cifar100-short-", 60),
+        ("the paper's, 100 epochs", "cifar100-short-", 100),
+        ("light augmentation, 60 epochs", "cifar100-20-", 60),
+        ("the paper's, 300 epochs", "cifar100-", 300),
     )
-    lines = []
-    for name, file, prefix, wanted in schedules:
-        deit, la, ripple = (
-            top1(file, f"{prefix}{SYSTEMS[system]}", **wanted)
-            for system in ("DeiT", "DeiT-LA", "ripple")
-        )
-        lines.append([name, percent(deit), difference(ripple, deit), difference(la, deit)])
-    deit, la, ripple = (_paper_top1(SYSTEMS[name]) for name in ("DeiT", "DeiT-LA", "ripple"))
-    theirs = ["the paper's own results", percent(deit), difference(ripple, deit)]
-    lines.append([*theirs, difference(la, deit)])
-    text = table(["schedule", "DeiT, top-1 %", "ripple's lead", "DeiT-LA's lead"], lines)
-    return with_sources(text, STABILITY, SHORT, HUNDRED, LIGHT, LONG)
+    systems = [SYSTEMS[name] for name in ("DeiT", "ripple", "DeiT-LA")]
+    found = {
+        name: [_own_top1(prefix + recipe, epochs) for recipe in systems]
+        for name, prefix, epochs in schedules
+    }
+    found["the paper's own results"] = [_paper_top1(recipe) for recipe in systems]
+    lines = [
+        [name, percent(deit), *(difference(other, deit) for other in others)]
+        for name, (deit, *others) in found.items()
+    ]
+    return markdown_table(["schedule", "DeiT, top-1 %", "ripple's lead", "DeiT-LA's lead"], lines)
 
 
 @block("cifar100-seeds")
@@ -237,11 +208,11 @@ def cifar100_seeds() -> str:
     """Top-1 of several seeds after 60 epochs."""
     lines = []
     for name in ("DeiT", "ripple"):
-        recipe = f"cifar100-short-{SYSTEMS[name]}"
-        runs = [row["top1"] for row in rows_of(SHORT, SEEDS) if row["recipe"] == recipe]
-        mean = sum(runs) / len(runs)
-        lines.append([name, ", ".join(f"{value:.2f}" for value in runs), percent(mean)])
-    return with_sources(table(["top-1 %", "seeds 0, 1, …", "mean"], lines), SHORT, SEEDS)
+        seeds = at_epochs(f"cifar100-{SYSTEMS[name]}", 60, committed_results())
+        assert seeds
+        runs = ", ".join(f"{run['top1']:.2f}" for run in seeds.runs)
+        lines.append([name, runs, percent(seeds.mean("top1"))])
+    return markdown_table(["top-1 %", "seeds 0, 1, …", "mean"], lines)
 
 
 @block("training-stability")
@@ -252,9 +223,9 @@ def training_stability() -> str:
     for name in ("DeiT", "DeiT-LA", "ripple"):
         runs = [row for row in rows if row["recipe"] == f"cifar100-20-{SYSTEMS[name]}"]
         columns = ("top1", "gradient_norm_median", "gradient_norm_max")
-        lines.append([name, *(", ".join(f"{run[key]:.1f}" for run in runs) for key in columns)])
+        lines.append([name, *(", ".join(percent(run[key]) for run in runs) for key in columns)])
     headings = ["by seed", "top-1 %", "median gradient norm after warm-up", "largest"]
-    return with_sources(table(headings, lines), STABILITY)
+    return with_sources(markdown_table(headings, lines), STABILITY)
 
 
 @block("training-speed")
@@ -267,7 +238,7 @@ def training_speed() -> str:
         for row in rows
     ]  # fmt: skip
     headings = ["recipe", "compiled", "step, ms", "images/s in steps", "images/s in an epoch"]
-    return with_sources(table(headings, lines), TRAINING)
+    return with_sources(markdown_table(headings, lines), TRAINING)
 
 
 @block("detector-costs")
@@ -283,7 +254,7 @@ def detector_costs() -> str:
                       f"{theirs['parameters']:.1f}", f"{cost.gflops:.0f} G",
                       f"{theirs['gflops']:.0f} G"])  # fmt: skip
     headings = ["name", "attention in the encoder", "M parameters", "the paper's"]
-    return table([*headings, "multiply-adds, 800×1066", "the paper's"], lines)
+    return markdown_table([*headings, "multiply-adds, 800×1066", "the paper's"], lines)
 
 
 @block("detection-shapes")
@@ -298,7 +269,7 @@ def detection_shapes() -> str:
     for name, file in files.items():
         last = [row for row in rows_of(file) if row["kind"] == "evaluation"][-1]
         lines.append([name, *(f"{last[key]:.3f}" for key in ("ap", "ap50", "ap75"))])
-    return with_sources(table(["encoder", "AP", "AP50", "AP75"], lines), *files.values())
+    return with_sources(markdown_table(["encoder", "AP", "AP50", "AP75"], lines), *files.values())
 
 
 def _detection_speed(name: str) -> str:
@@ -312,8 +283,8 @@ def _detection_speed(name: str) -> str:
         times = lines.setdefault(f"{size}, {row['pass']}", {})
         times[names.get(row["system"], row["system"])] = row["median_ms"]
     systems = ("softmax", "linear", "ripple")
-    cells = [[size, *(significant(times[key]) for key in systems)] for size, times in lines.items()]
-    return with_sources(table(["milliseconds", *systems], cells), name)
+    cells = [[size, *(short(times[key]) for key in systems)] for size, times in lines.items()]
+    return with_sources(markdown_table(["milliseconds", *systems], cells), name)
 
 
 @block("detection-speed-gpu")
@@ -328,7 +299,28 @@ def detection_speed_cpu() -> str:
     return _detection_speed(CPU_DETECTION)
 
 
-def _paper_top1(recipe: str | None) -> float | None:
+def _ours_and_theirs(recipe: str) -> list[str]:
+    """Ours after 60 and 300 epochs, and the paper's."""
+    return [percent(top1(recipe, 60)), percent(top1(recipe, 300)), percent(_paper_top1(recipe))]
+
+
+def _own_top1(recipe: str, epochs: int) -> float | None:
+    """Of the runs of this recipe itself, not of others with the same model."""
+    runs = [it for it in settings(recipe, "top1", committed_results()) if it.recipe == recipe]
+    found = best(runs, epochs)
+    return found.mean("top1") if found else None
+
+
+def _of_four_layers(recipe: str, epochs: int) -> float | None:
+    """Of a recipe whose depth was changed to four layers."""
+    for run in committed_results().of_kind("runs"):
+        named = run["recipe"].startswith("cifar100") and run["recipe"].endswith(f"-{recipe}")
+        if named and run["epochs"] == epochs and "model.depth: None → 4" in run["changes"]:
+            return float(run["top1"])
+    return None
+
+
+def _paper_top1(recipe: str) -> float | None:
     """The paper's top-1 of a CIFAR-100 recipe, without its prefix."""
     name = f"cifar100-{recipe}"
     accuracy = paper.ACCURACY.get(name)
