@@ -173,7 +173,7 @@ def cifar100_no_positions() -> str:
     lines = []
     for name, recipe in SYSTEMS.items():
         pairs = [(top1(recipe, epochs), top1(f"{recipe}-no-ape", epochs)) for epochs in (60, 300)]
-        pairs.append(tuple(map(_paper_top1, names)))
+        pairs.append((_paper_top1(recipe), _paper_top1(f"{recipe}-no-ape")))
         changes = [difference(without, given) for given, without in pairs]
         lines.append([name, *map(percent, pairs[0]), *changes])
     headings = ["top-1 %, 60 epochs", "with positions", "without", "change"]
@@ -276,7 +276,7 @@ def _detection_speed(name: str) -> str:
     """One row a grid and pass, one column a system, in milliseconds."""
     names = {"smca_resnet50": "softmax", "smca_la_resnet50": "linear"}
     names["smca_ripple_resnet50"] = "ripple"
-    lines: dict[str, dict[str, float]] = {}
+    lines: dict[str, dict[str | None, float]] = {}
     for row in rows_of(name):
         size = f"{row['height']}×{row['width']}"
         size = f"whole detector, {size} pixels" if row["part"] == "detector" else f"{size} cells"
