@@ -1,4 +1,4 @@
-"""A ripple vision transformer as ONNX, in plain operations, run by onnxruntime.
+"""Exports a ripple vision transformer to ONNX, as plain operations, and runs it in onnxruntime.
 
 Run it with: python examples/onnx_export.py ripple.onnx
 It needs the extras `vision` and `export`.
@@ -24,7 +24,7 @@ def main(path: Path) -> None:
     )  # fmt: skip
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
     print(f"wrote {path}")
-    for size in (1, 5):  # the batch is free
+    for size in (1, 5):  # any batch size works
         images = torch.randn(size, 3, 32, 32)
         (logits,) = session.run(["logits"], {"images": images.numpy()})
         with torch.no_grad():

@@ -18,7 +18,7 @@ STEPS, BATCH = 5, 8  # images of one process
 
 
 def train(device: torch.device) -> torch.nn.Module:
-    """Trains a small model; what wraps it is gone before the processes part."""
+    """Trains a small model. The wrapper is gone before the processes part."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = timm.create_model("ripple_tiny4_patch2_32", patch_size=8, num_classes=2).to(device)
