@@ -26,7 +26,7 @@ class EncoderLayer(nn.Module):
 def batch(images: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Puts features (H, W, C) of several sizes in one batch; the mask is True on padding."""
     H, W = (max(image.shape[side] for image in images) for side in (0, 1))
-    x = torch.full((len(images), H, W, images[0].shape[-1]), torch.nan)  # padding: nothing may see it
+    x = torch.full((len(images), H, W, images[0].shape[-1]), torch.nan)  # NaN: nothing may see it
     padding = torch.ones(len(images), H, W, dtype=torch.bool)
     for i, image in enumerate(images):
         h, w, _ = image.shape

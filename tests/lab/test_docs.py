@@ -12,8 +12,10 @@ import pytest
 import ripple_attention
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-CODE = {path.name: re.findall(r"```python\n(.*?)```", path.read_text(), re.S) for path in PAGES}
+DOCS = ROOT / "docs"
+PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in DOCS.rglob("*.md")}
+PYTHON = re.compile(r"```python\n(.*?)```", re.S)
+CODE = {name: PYTHON.findall(path.read_text()) for name, path in PAGES.items()}
 
 
 class Page(HTMLParser):
@@ -37,8 +39,8 @@ class Page(HTMLParser):
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The pages as `make docs` builds them, by their path."""
+def folder(tmp_path_factory):
+    """Where the site is, as `make docs` builds it."""
     output = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "sphinx", "-q", "-E", "-W", "--keep-going", "docs", output],
@@ -49,11 +51,18 @@ def site(tmp_path_factory):
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
-    return {path.resolve(): Page(path) for path in output.rglob("*.html")}
+    return output.resolve()
 
 
-def test_every_page_is_built(site):
-    assert {path.stem for path in site} >= {path.stem for path in PAGES}
+@pytest.fixture(scope="module")
+def site(folder):
+    """Its pages by their path."""
+    return {path: Page(path) for path in folder.rglob("*.html")}
+
+
+def test_every_page_is_built(site, folder):
+    built = {path.relative_to(folder).with_suffix("").as_posix() for path in site}
+    assert built >= PAGES.keys()
 
 
 def test_links_and_pictures_lead_somewhere(site):
@@ -69,10 +78,10 @@ def test_links_and_pictures_lead_somewhere(site):
     assert checked > 100
 
 
-def test_nothing_is_loaded_from_elsewhere(site):
+def test_nothing_is_loaded_from_elsewhere(site, folder):
     for path, page in site.items():
         assert page.loaded - {None} == page.inside(page.loaded), path.name
-    styles = list(next(iter(site)).parent.rglob("*.css"))
+    styles = list(folder.rglob("*.css"))
     assert len(styles) > 2
     for style in styles:
         text = style.read_text(encoding="utf-8")
@@ -80,8 +89,8 @@ def test_nothing_is_loaded_from_elsewhere(site):
 
 
 def test_every_public_name_is_in_the_reference(site):
-    (reference,) = (page for path, page in site.items() if path.name == "api.html")
-    documented = {anchor.rpartition(".")[2] for anchor in reference.anchors}
+    pages = (page for path, page in site.items() if path.parent.name == "api")
+    documented = {anchor.rpartition(".")[2] for page in pages for anchor in page.anchors}
     assert set(ripple_attention.__all__) <= documented
 
 
@@ -92,6 +101,6 @@ def test_the_code_of_a_page_runs(name):
         exec(compile(block, name, "exec"), names)
 
 
-@pytest.mark.parametrize("name", ["quickstart.md", "swap.md"])
+@pytest.mark.parametrize("name", ["quickstart", "swap"])
 def test_a_page_for_beginners_has_code(name):
     assert len(CODE[name]) >= 3
