@@ -30,6 +30,8 @@ autodoc_inherit_docstrings = False
 autodoc_member_order = "bysource"
 autodoc_default_options = {"members": True, "no-value": True, "show-inheritance": True}
 python_use_unqualified_type_names = True
+python_maximum_signature_line_length = 70  # longer ones get a line for each parameter
+add_module_names = False
 
 # Every name that a signature mentions is in the reference, except those of other packages (this
 # site loads nothing from elsewhere, not even their lists of names) and of what only kernels use.
