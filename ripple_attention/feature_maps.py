@@ -1,7 +1,7 @@
-"""Feature maps φ: from D channels to M features whose product stands for the exponential.
+"""Feature maps φ: from D channels to M features whose products replace the exponential.
 
 Inputs are (…, N, D), heads before channels. Every map takes queries and keys together, so that a
-random one uses one draw for both. `device` and `dtype` are those of the parameters, as in PyTorch's
+random map uses one draw for both. `device` and `dtype` are those of the parameters, as in PyTorch's
 layers.
 """
 
@@ -20,12 +20,12 @@ Scaling = Literal["none", "scaled", "unit", "unit-scaled"]
 
 
 class FeatureMap(nn.Module):
-    """What all maps share: the length of their inputs, and queries and keys under one draw.
+    """The base of all maps: scales inputs, and maps queries and keys with one draw.
 
     Args:
         head_dim: D.
         num_features: M, the width of φ(x).
-        scaling: What happens to x first: "none"; "scaled", x·D^(−1/4); "unit", to length 1;
+        scaling: How x is scaled first: "none"; "scaled", by D^(−1/4); "unit", to length 1;
             "unit-scaled", to length D^(1/4). Without a bound on x the sines of a `learned` map
             swing ever faster as x grows, and training can diverge.
     """
@@ -43,7 +43,7 @@ class FeatureMap(nn.Module):
         self.scaling = scaling
 
     def forward(self, q: Tensor, k: Tensor | None = None) -> Any:
-        """φ(q), or the pair (φ(q), φ(k)) where both are given: (…, N, D) → (…, N, M)."""
+        """φ(q), or the pair (φ(q), φ(k)) if both are given: (…, N, D) → (…, N, M)."""
         draw = self.draw()
         phi_q = self.features(self.scale(q), draw, is_key=False)
         if k is None:
@@ -51,7 +51,7 @@ class FeatureMap(nn.Module):
         return phi_q, self.features(self.scale(k), draw, is_key=True)
 
     def scale(self, x: Tensor) -> Tensor:
-        """x in the length that `scaling` asks for, in float32 or better on the way."""
+        """x scaled as `scaling` says, computed in float32 or better."""
         if self.scaling == "none":
             return x
         if self.scaling == "scaled":
@@ -60,7 +60,7 @@ class FeatureMap(nn.Module):
             wide = x.to(accumulation_dtype(x))
             mean_square = wide.square().mean(-1, keepdim=True)
             length = 1.0 if self.scaling == "unit" else self.head_dim**0.25
-            # Not x/‖x‖ to the letter: a token that is zero must keep a gradient of modest size.
+            # Not exactly x/‖x‖: the gradient of a zero token must stay small.
             scale = length * self.head_dim**-0.5 * (mean_square + 1e-6).rsqrt()
             return (wide * scale).to(x.dtype)
 
@@ -72,7 +72,7 @@ class FeatureMap(nn.Module):
         raise NotImplementedError
 
     def fused_spec(self) -> FeatureSpec | None:
-        """What a kernel may compute in place of this module; None where none may."""
+        """What a kernel may compute in place of this module, or None."""
         return None
 
     def extra_repr(self) -> str:
@@ -214,8 +214,8 @@ class Hedgehog(FeatureMap):
     """φ(x) = softmax([Wx; −Wx]) with a matrix W for each head (Zhang et al., 2024).
 
     M = D unless given (an odd D is rounded up), as wide as the other maps; the paper's width is
-    `num_features=2 * head_dim`. W starts as D^(−1/4) times rows at right angles to each other, the
-    identity where M = 2D: φ(q)·φ(k) then is large where q·k is.
+    `num_features=2 * head_dim`. W starts as D^(−1/4) times orthogonal rows, or times the identity
+    if M = 2D, so φ(q)·φ(k) is large where q·k is.
     """
 
     def __init__(
@@ -235,7 +235,7 @@ class Hedgehog(FeatureMap):
                 f"most 2·head_dim; got {num_features=}, {head_dim=}"
             )
         super().__init__(head_dim, num_features, scaling)
-        # In float32 at first: the half-precision types have no orthogonal matrices.
+        # First in float32: PyTorch has no orthogonal initialisation for half precision.
         wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         weight = torch.empty(num_heads, num_features // 2, head_dim, device=device, dtype=wide)
         start = nn.init.eye_ if num_features == 2 * head_dim else nn.init.orthogonal_
@@ -258,8 +258,8 @@ class Hedgehog(FeatureMap):
 class RFA(RandomFeatureMap):
     """Random Fourier features of unit vectors (Peng et al., 2021): [sin(Wx); cos(Wx)]/√(M/2).
 
-    Products may be negative, and so may the denominator. Rows of W are standard Gaussian: the
-    authors' learned σ, which scales their channels, is left out.
+    Products may be negative, and so may the denominator. Rows of W are standard Gaussian; we leave
+    out the authors' learned σ, which scales their channels.
     """
 
     def __init__(
@@ -356,7 +356,7 @@ class DPFP(FeatureMap):
 
 
 class Elementwise(FeatureMap):
-    """A map that takes each channel for itself: M = D."""
+    """A map that changes each channel on its own: M = D."""
 
     def __init__(
         self,
@@ -402,7 +402,7 @@ class Relu(Elementwise):
 FEATURE_MAPS: dict[str, type[Any]] = {
     "learned": Learned,
     "learned-random-w1": LearnedRandomW1,
-    "learned-no-fc": T2R,  # the paper equates its own map without W₂ with T2R
+    "learned-no-fc": T2R,  # the paper says that its map without W₂ is T2R
     "t2r": T2R,
     "hedgehog": Hedgehog,
     "rfa": RFA,
@@ -422,7 +422,7 @@ def create_feature_map(
     Args:
         name: One of `FEATURE_MAPS`.
         head_dim: D.
-        num_heads: N, for maps with parameters of their own for each head.
+        num_heads: N, for maps that have parameters for each head.
         num_features: M; None for the map's own width.
         options: Further arguments of the map: `scaling`, `device` and `dtype`.
 

@@ -1,9 +1,9 @@
-"""What kernels may stand in for: this package's own modules, as they are written.
+"""Which modules kernels may replace: those of this package, unchanged.
 
-A feature map or a kind of spatial weights says itself what a kernel may compute in its place
-(`fused_spec`), or None, as the base class does. Whoever changes a module (by a subclass, a hook, a
-patch, another module in a projection's place) gets what they wrote: then there is no spec. A
-parametrised weight is read through its parametrisation, and so may be computed by a kernel.
+The method `fused_spec` of a feature map or of spatial weights describes what a kernel may compute
+in its place, or returns None, as the base class does. If you change a module (by a subclass, a
+hook, a patch, or another module in place of a projection) there is no spec, and your code runs. A
+parametrised weight is read through its parametrisation, so a kernel may still compute it.
 """
 
 from typing import Any, NamedTuple
@@ -49,9 +49,9 @@ class WeightSpec(NamedTuple):
 
 
 class Observer:
-    """A forward hook that only looks: a layer computes the same with it as without it.
+    """A forward hook that only looks: the layer computes the same with it and without it.
 
-    Where a kernel stands in for the module, the module runs beside it for the hook to see.
+    If a kernel replaces the module, the module also runs, so that the hook sees its output.
     """
 
     def __init__(self, look: Any):
@@ -65,7 +65,7 @@ OWN_CODE: dict[type, dict[str, Any]] = {}
 
 
 def stands_for(kind: type) -> type:
-    """Notes the methods of a class as they are written, so that a patch of the class is seen."""
+    """Records the methods of a class, so that a later patch of the class is noticed."""
     methods = {name for name in dir(kind) if callable(getattr(kind, name))} - set(dir(nn.Module))
     OWN_CODE[kind] = {name: getattr(kind, name) for name in {*methods, "forward"}}
     return kind
@@ -75,7 +75,7 @@ stands_for(nn.Linear)
 
 
 def runs_own_code(module: Any, kind: type) -> bool:
-    """Whether calling the module runs what `kind` has for it, as written, and nothing else."""
+    """Whether calling the module runs the code of `kind`, unchanged, and nothing else."""
     own, state = type(module), module.__dict__
     if own is not kind and not (parametrize.is_parametrized(module) and own.__bases__ == (kind,)):
         return False
@@ -97,6 +97,6 @@ def are_plain(*tensors: Tensor | None) -> bool:
 
 
 def observe(module: nn.Module, *inputs: Tensor) -> None:
-    """Runs a module that a kernel stood in for, if somebody is looking."""
+    """Runs a module that a kernel replaced, if it has hooks."""
     if module._forward_hooks:
         module(*(x.detach() for x in inputs))

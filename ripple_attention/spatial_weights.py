@@ -18,7 +18,7 @@ def stick_breaking(stick_logits: Tensor, balanced: bool = True) -> Tensor:
 
         s_g = σ(o_g − log(G−1−g)),    α_g = s_g ∏_{g'<g} (1 − s_g'),    the rest takes what is left
 
-    The nearer a group, the more it *may* take; how much it does take is up to its logit.
+    A nearer group *may* take more; its logit decides how much it takes.
 
     Args:
         stick_logits: o (…, G−1), one logit for each group but the rest.
@@ -48,7 +48,7 @@ def stick_breaking(stick_logits: Tensor, balanced: bool = True) -> Tensor:
 
 
 def fixed_weights(num_groups: int) -> Tensor:
-    """Weights that nobody learns: 1/2, 1/4, 1/8, …, and the remainder for the rest.
+    """Weights without parameters: 1/2, 1/4, 1/8, …, and the remainder for the rest.
 
     >>> fixed_weights(4)
     tensor([0.5000, 0.2500, 0.1250, 0.1250])
@@ -62,7 +62,7 @@ def halt_group(weights: Tensor, threshold: float, tail: Tail = "share") -> Tenso
     Args:
         weights: (…, G), adding up to 1.
         threshold: τ in [0, 1].
-        tail: "share" as said; "printed" as in the paper, the first *after* which less is left.
+        tail: "share" as above; "printed" as in the paper: the first *after* which less is left.
 
     Returns:
         int64 (…), in 0 … G, where G means that it does not halt.
@@ -79,15 +79,15 @@ def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
 
         α_g = (1 − Σ_{g'<r̂} α_g') / (G − r̂)    for g ≥ r̂
 
-    What is merged weighs less than `threshold` in all. r̂ is an index and has no gradient.
+    The merged groups together weigh less than `threshold`. r̂ is an index and has no gradient.
 
     Args:
         weights: (…, G), adding up to 1.
         threshold: τ in [0, 1]; 0 changes nothing.
         tail: "share" divides by the number of merged groups, so that the weights add up to 1;
-            "printed" takes both of the paper's formulas to the letter: it halts one group earlier,
-            with all of that group's weight, and divides by one more than there are. (It halts at
-            the last group at the latest, and so halves it.)
+            "printed" follows both of the paper's formulas to the letter: it halts one group
+            earlier, merges that group too, and divides by one more than there are. (It halts at the
+            last group at the latest, and then halves its weight.)
 
     Returns:
         (…, G).
@@ -171,7 +171,7 @@ class SpatialWeights(nn.Module):
         return weights
 
     def fused_spec(self) -> WeightSpec | None:
-        """What a kernel may compute in place of this module; None where none may."""
+        """What a kernel may compute in place of this module, or None."""
         if self.kind == "fixed" or (self.kind != "softmax" and self.tail != "share"):
             return None
         if not (runs_own_code(self, SpatialWeights) and runs_own_code(self.proj, nn.Linear)):

@@ -1,4 +1,4 @@
-"""Linear attention that knows where tokens lie: rotary, permuted and stochastic encodings."""
+"""Linear attention with position encodings: rotary, permuted and stochastic."""
 
 import math
 from typing import Any
@@ -20,12 +20,12 @@ from ripple_attention.ops.common import accumulation_dtype, safe_divide, without
 
 
 def rotate(x: Tensor, base: float = 100.0) -> Tensor:
-    """Turns the first half of the channels with the row of a token, the second with its column.
+    """Rotates the first half of the channels by a token's row, the second half by its column.
 
         (a, b) → (a cos pω_j − b sin pω_j, a sin pω_j + b cos pω_j),    ω_j = base^(−4j/M)
 
     for the j-th pair of neighbouring channels of either half, at p = row or p = column. So x·y
-    depends on how far two tokens lie apart, not on where they lie.
+    depends on the distance between two tokens, not on where they are.
 
     Args:
         x: (B, H, W, N, M) with 4 dividing M.
@@ -55,8 +55,8 @@ class RotaryLinearAttention(LinearAttention):
 
         out_i = ρ(φq_i)ᵀ Σ_j ρ(φk_j) v_jᵀ  ÷  (φq_iᵀ Σ_j φk_j + eps)
 
-    with ρ as in `rotate`. The denominator keeps the features as they are: rotated ones may have
-    products of either sign, and their sum may vanish.
+    with ρ as in `rotate`. The denominator uses the features without rotation, because rotated
+    ones may have products of either sign, and their sum may vanish.
 
     Args:
         base: As in `rotate`.
@@ -95,11 +95,11 @@ class PermutedLinearAttention(LinearAttention):
         π(x)_c = x_{P^row(c)}  for the first half of the channels,  x_{P^column(c)}  for the second
 
     for φ(q) and φ(k) alike, with one random permutation P of M/2 channels for each head. Features
-    stay at least 0 where φ is, and π(φq_i)·π(φk_j) depends only on how far i and j lie apart.
-    Without parameters; a seed gives the same permutations to all layers.
+    stay non-negative if φ is, and π(φq_i)·π(φk_j) depends only on the offset between i and j.
+    There are no parameters; a seed gives all layers the same permutations.
 
     Args:
-        seed: What the permutations are drawn from.
+        seed: The permutations are drawn from it.
         dim, num_heads, options: As in `LinearAttention`; the number of features must be even.
     """
 
@@ -173,7 +173,7 @@ def _cycles(permutation: list[int]) -> tuple[list[int], list[int], list[int], li
 
 
 def seeded_normal(shape: tuple[int, ...], seed: int, device: torch.device) -> Tensor:
-    """Standard normal numbers that follow from a seed and nothing else, on every device alike.
+    """Standard normal numbers that depend only on a seed: the same on every device.
 
     Each is the Box–Muller transform of two hashed counters. `torch.Generator` would differ between
     devices and cannot be made inside a compiled graph.
@@ -189,9 +189,9 @@ def seeded_normal(shape: tuple[int, ...], seed: int, device: torch.device) -> Te
     >>> seeded_normal((2, 2), 0, torch.device("cpu")).shape
     torch.Size([2, 2])
     """
-    bits = torch.arange(2 * math.prod(shape), device=device)  # in place: thrice as fast on a CPU
+    bits = torch.arange(2 * math.prod(shape), device=device)  # in place: faster on a CPU
     bits.add_(0x9E3779B1 * (seed + 1)).bitwise_and_(0xFFFFFFFF)
-    for _ in range(2):  # products stay below 2^63: no overflow to rely on
+    for _ in range(2):  # products stay below 2^63, so nothing overflows
         bits.bitwise_xor_(bits >> 16).mul_(0x45D9F3B).bitwise_and_(0xFFFFFFFF)
     bits.bitwise_xor_(bits >> 16)
     # (0, 1], so that its logarithm is finite
@@ -209,12 +209,12 @@ class StochasticLinearAttention(LinearAttention):
 
         E[q̂_i·k̂_j] = √(R/D) Σ_d q_{i,d} k_{j,d} ((1 − g_d) P_d(i − j) + g_d).
 
-    Positions i and j are raster indices: the encoding is one-dimensional. The noise is drawn anew
-    at each call in training; in evaluation it follows from the seed and the number of tokens.
+    Positions i and j are raster indices: the encoding is one-dimensional. In training the noise
+    is drawn at each call; in evaluation it follows from the seed and the number of tokens.
 
     Args:
         num_realizations: R.
-        seed: What the noise of evaluation follows from, at least 0.
+        seed: Of the noise in evaluation, at least 0.
         dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, proj_drop: As
             in `LinearAttention`, the map being one of R channels.
     """
@@ -268,7 +268,7 @@ class StochasticLinearAttention(LinearAttention):
         gate = self.gate.to(dtype).sigmoid().unsqueeze(-1)
         everywhere = self.draw((*self.gate.shape, self.num_realizations), 1, dtype)
         scale = (self.num_realizations * self.head_dim) ** -0.25
-        # One noise for queries and keys of all positions: where it is all there is, none matters.
+        # All positions share one noise, so where only this part counts, position does not matter.
         constant = gate.sqrt() * everywhere
         code_q, code_k = (
             scale * ((1 - gate).sqrt() * code + constant) for code in self.process(count, dtype)
@@ -280,7 +280,7 @@ class StochasticLinearAttention(LinearAttention):
         raise NotImplementedError
 
     def draw(self, shape: tuple[int, ...], stream: int, dtype: torch.dtype) -> Tensor:
-        """Standard normal noise: fresh in training, that of the seed in evaluation."""
+        """Standard normal noise: new in training, from the seed in evaluation."""
         if self.training:
             return torch.randn(shape, device=self.gate.device, dtype=dtype)
         return seeded_normal(shape, 2 * self.seed + stream, self.gate.device).to(dtype)
@@ -330,10 +330,10 @@ class SineSPELinearAttention(StochasticLinearAttention):
 class ConvSPELinearAttention(StochasticLinearAttention):
     """Linear attention with ConvSPE: positions are noise, filtered by learned kernels.
 
-        P(i − j) = Σ_t w^q_t w^k_{t+i−j},    which is 0 for tokens that lie a kernel or more apart
+        P(i − j) = Σ_t w^q_t w^k_{t+i−j},    which is 0 for tokens a kernel or more apart
 
     with kernels of their own for each head and channel, that start uniform in [0, (k/2)^(−1/2)).
-    The noise is longer than the tokens by a kernel less one, so that borders do not show.
+    The noise is longer than the tokens by `kernel_size − 1`, so borders have no effect.
 
     Args:
         kernel_size: k, the length of the kernels along the raster.

@@ -15,7 +15,7 @@ class GatedPositionalAttention(SoftmaxAttention):
         A = (1 − σ(g)) softmax_j(q_i·k_j D^(−1/2)) + σ(g) softmax_j(w·[Δx, Δy, Δx² + Δy²])
 
     with Δ = j − i in columns and rows, and a gate g and a vector w for each head. Both parts add up
-    to 1 over the keys that are seen, so A needs no further normalisation. Parameters are named as
+    to 1 over the visible keys, so A needs no further normalisation. Parameters are named as
     in timm's `GPSA`: `qk`, `v`, `proj`, `pos_proj` and `gating_param`.
 
     Args:
@@ -58,8 +58,8 @@ class GatedPositionalAttention(SoftmaxAttention):
 
             w·[Δx, Δy, Δ²] = −strength·‖Δ − offset‖² + constant,
 
-        and the rest start near uniform. To be called again after an initialisation that sets all
-        linear layers (timm's vision transformers do it, by the name `init_weights`).
+        and the other heads start near uniform. Call it again after an initialisation that sets
+        all linear layers (timm's vision transformers do so, by the name `init_weights`).
         """
         nn.init.eye_(self.v.weight)
         nn.init.trunc_normal_(self.pos_proj.weight, std=0.02)
@@ -84,7 +84,7 @@ class GatedPositionalAttention(SoftmaxAttention):
             if key_padding_mask is not None:
                 padded = key_padding_mask.flatten(1)
                 values = values.masked_fill(padded[..., None, None], 0)
-                # Not −∞: an image of padding alone sees zeros instead of NaN.
+                # Not −∞, so that an image of padding alone gives zeros instead of NaN.
                 lowest = torch.finfo(scores.dtype).min
                 scores = scores.masked_fill(padded[:, None, None], lowest)
             attention = scores.softmax(-1).to(v.dtype)  # (B or 1, N, L, L)
@@ -100,7 +100,7 @@ class GatedPositionalAttention(SoftmaxAttention):
         """w·[Δx, Δy, Δx² + Δy²] of all queries and keys in raster order: (1, N, L, L)."""
         weight = self.pos_proj.weight.to(dtype)
         token = torch.arange(H * W, device=weight.device)
-        # In `dtype` from here on: squares of distances are beyond the half-precision types.
+        # In `dtype` from here on: squared distances overflow half precision.
         dx, dy = ((p - p[:, None]).to(dtype) for p in (token % W, token // W))
         offsets = torch.stack([dx, dy, dx.square() + dy.square()])
         bias = self.pos_proj.bias.to(dtype)[:, None, None]

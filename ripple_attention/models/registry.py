@@ -37,7 +37,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 
 def _cfg(arguments: dict[str, Any]) -> dict[str, Any]:
-    """What timm's data pipeline needs to know of a model. There are no weights to fetch yet."""
+    """What timm's data pipeline needs to know about a model. There are no weights to fetch."""
     on_cifar = arguments["img_size"] == 32
     return {
         "num_classes": arguments["num_classes"],
@@ -59,8 +59,8 @@ def adapt_state_dict(
 ) -> dict[str, Tensor]:
     """A DeiT or ViT checkpoint for one of our models, position embeddings resized.
 
-    A distillation token and its head are left out; so are, unless the model has one, the class
-    token and its position.
+    Leaves out a distillation token and its head, and, unless the model has one, the class token
+    and its position.
     """
     state_dict = state_dict.get("model", state_dict)  # type: ignore[assignment]
     adapted = {}
@@ -105,5 +105,5 @@ for _name, _arguments in MODELS.items():
 
 
 def count_parameters(model: torch.nn.Module) -> int:
-    """Learned numbers of a model."""
+    """The number of learned numbers in a model."""
     return sum(parameter.numel() for parameter in model.parameters())

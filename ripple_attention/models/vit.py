@@ -1,4 +1,4 @@
-"""Vision transformers on a grid of tokens: DeiT's body with any of the paper's attentions in it."""
+"""Vision transformers on a grid of tokens: DeiT with any of the paper's attentions."""
 
 from collections.abc import Callable
 from functools import partial
@@ -39,8 +39,8 @@ RIPPLE_OPTIONS = (
     "implementation",
 )
 FEATURE_OPTIONS = ("feature_map", "num_features", "feature_map_options", "eps")
-OF_THE_MODEL = ("qkv_bias", "depth")  # given to blocks, but it is the model that makes attentions
-REMEDIES = {"attn_layer": "choose one by attention="}  # where it is not to leave the option out
+OF_THE_MODEL = ("qkv_bias", "depth")  # given to blocks, but the model makes the attentions
+REMEDIES = {"attn_layer": "choose one by attention="}  # for others: leave the option out
 
 MakeLayer = Callable[[int, dict[str, Any]], GridAttention]
 
@@ -48,12 +48,12 @@ MakeLayer = Callable[[int, dict[str, Any]], GridAttention]
 class GridBlock(nn.Module):
     """A pre-norm transformer block on a grid (B, H, W, C), with timm's parameter names.
 
-    The attention is put in place by the model, which knows how deep the block lies.
+    The model sets the attention, because it knows how deep the block is.
 
     Args:
         init_values: What LayerScale starts with; None for none.
         scale_mlp_norm: Whether the MLP has a norm between its layers.
-        others: What else timm's blocks take; refused unless it is as they have it by default.
+        others: Other arguments of timm's blocks; refused unless they have the default value.
     """
 
     attn: nn.Module
@@ -97,10 +97,9 @@ class GridBlock(nn.Module):
 
 
 class PatchProjection(nn.Conv2d):
-    """A convolution whose windows do not overlap, as the matrix product that it is.
+    """A convolution without overlapping windows, computed as a matrix product.
 
-    GPU libraries serve such a convolution of few channels badly: on one H200 it took a sixth of a
-    tiny model's time.
+    GPU libraries are slow at such a convolution of few channels.
 
     Args:
         in_channels, out_channels, bias, device, dtype: As in `nn.Conv2d`.
@@ -127,10 +126,10 @@ class PatchProjection(nn.Conv2d):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        if is_exporting():  # runs elsewhere, and knows H and W only as symbols
+        if is_exporting():  # H and W are only symbols
             return super().forward(x)
         (rows, columns), (_, _, H, W) = self.kernel_size, x.shape
-        if x.dtype != torch.float64:  # which autocast leaves alone
+        if x.dtype != torch.float64:  # autocast leaves float64 alone
             x = x.to(autocast_dtype(x) or x.dtype)  # first: fewer bytes to move
         x = x[..., : H - H % rows, : W - W % columns]
         patches = x.unflatten(3, (-1, columns)).unflatten(2, (-1, rows))
@@ -139,7 +138,7 @@ class PatchProjection(nn.Conv2d):
 
 
 class GridPatchEmbed(PatchEmbed):
-    """timm's, by `PatchProjection`; parameters have the same names, shapes and start."""
+    """timm's `PatchEmbed` with `PatchProjection`: parameters keep names, shapes and start."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
@@ -150,21 +149,21 @@ class GridPatchEmbed(PatchEmbed):
 
 
 class GridVisionTransformer(VisionTransformer):
-    """A vision transformer that keeps its tokens on their grid, and takes their mean at the end.
+    """A vision transformer that keeps its tokens on their grid, and averages them at the end.
 
-    Images of any size and shape that the patches divide are taken; position embeddings are resized.
+    It takes images of any size that the patches divide; position embeddings are resized.
 
     Args:
         attention: "ripple", "linear", "softmax", or another of `ATTENTIONS`.
-        ripple_layers: How many layers, from the first, ripple; the others are linear attention. 9
-            unless given, or all of fewer.
+        ripple_layers: How many of the first layers are ripple attention; the others are linear
+            attention. 9 by default, or all if there are fewer.
         pos_embed: "learn" for absolute position embeddings, "none" for none.
-        class_token: Whether a token of its own, which has no place on a grid, is looked at instead
-            of the mean, as in DeiT. Tokens are in a row then, so layers that need a grid refuse it.
+        class_token: Whether to classify by a class token instead of the mean, as in DeiT. It has no
+            place on a grid, so tokens come in a row, and layers that need a grid refuse it.
         max_distance, partition, weights, balanced, halt_threshold, tail, implementation: As in
             `RippleAttention`; `partition="dense"` has a ring for every distance of `img_size`.
         feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
-        kwargs: As in timm's `VisionTransformer`; what is not for these models is refused.
+        kwargs: As in timm's `VisionTransformer`; options that these models lack are refused.
     """
 
     def __init__(
@@ -180,7 +179,7 @@ class GridVisionTransformer(VisionTransformer):
             known = ", ".join(ATTENTIONS)
             raise ValueError(f"attention must be one of {known}; got {attention!r}")
         taken = {n: kwargs.pop(n) for n in (*RIPPLE_OPTIONS, *FEATURE_OPTIONS) if n in kwargs}
-        kwargs.pop("dynamic_img_size", None)  # always: tokens stay on their grid
+        kwargs.pop("dynamic_img_size", None)  # always on: tokens stay on their grid
         on_a_grid = () if class_token else ("patch_drop_rate",)
         for name in ("reg_tokens", "no_embed_class", "fix_init", *on_a_grid):
             if kwargs.get(name):
@@ -216,8 +215,10 @@ class GridVisionTransformer(VisionTransformer):
                 raise ValueError(f"{name} takes no class_token; got {class_token=}. {CLASS_TOKEN}")
 
     def _pos_embed(self, x: Tensor) -> Tensor:
-        """Adds the position embedding, resized to the grid of x (B, H, W, C); with a class token,
-        whose place is the first, tokens come in a row."""
+        """Adds the position embedding, resized to the grid of x (B, H, W, C).
+
+        With a class token, tokens come in a row, and it is the first.
+        """
         B, H, W, _ = x.shape
         if self.cls_token is not None:
             x = torch.cat([self.cls_token.expand(B, -1, -1), x.flatten(1, 2)], 1)
@@ -244,7 +245,7 @@ class GridVisionTransformer(VisionTransformer):
         return tokens if tokens.dim() == 3 else tokens.flatten(1, 2)
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        """As timm's; tokens in a row where `output_fmt="NLC"`."""
+        """As in timm; tokens come in a row if `output_fmt="NLC"`."""
         result = super().forward_intermediates(x, *args, **kwargs)
         if self.cls_token is not None:
             return result
@@ -268,7 +269,7 @@ class GridVisionTransformer(VisionTransformer):
 def _resample_for_export(
     embedding: Tensor, new_size: list[int], old_size: list[int], num_prefix_tokens: int
 ) -> Tensor:
-    """timm's `resample_abs_pos_embed` without its branch on the new size, which may be symbols."""
+    """timm's `resample_abs_pos_embed` without its branch on the new size, which may be symbolic."""
     prefix, grid = embedding[:, :num_prefix_tokens], embedding[:, num_prefix_tokens:]
     grid = grid.to(accumulation_dtype(grid)).unflatten(1, old_size).permute(0, 3, 1, 2)
     grid = F.interpolate(grid, size=new_size, mode="bicubic", antialias=True)
@@ -276,7 +277,7 @@ def _resample_for_export(
 
 
 def _refuse_what_is_set(options: dict[str, Any]) -> None:
-    """Refuses options of timm's blocks, other than those that are as timm has them by default."""
+    """Refuses options of timm's blocks that do not have timm's default value."""
     defaults = {name: known.default for name, known in signature(Block).parameters.items()}
     for name, value in options.items():
         default = defaults.get(name)
