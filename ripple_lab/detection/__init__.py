@@ -1,5 +1,5 @@
 """Object detection: SMCA with softmax, linear or ripple attention in its encoder.
 
-An image's way through the files: `backbone` → `positions` → `encoder` → `decoder`, put together by
-name in `model`.
+An image passes through `backbone` → `positions` → `encoder` → `decoder`; `model` puts them together
+by name.
 """

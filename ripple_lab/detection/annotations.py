@@ -46,12 +46,12 @@ class Annotations:
 
     @property
     def dropped(self) -> int:
-        """Objects, crowds aside, that have no area inside their image: not to be learned."""
+        """Objects without area inside their image, crowds aside: these are not learned."""
         sizes = np.repeat(self.sizes, np.diff(self.first), axis=0)  # (N, 2)
         return int((~_has_area(_clipped_corners(self.boxes, sizes)) & ~self.crowd).sum())
 
     def objects(self, index: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """What there is to learn in an image: neither crowds nor what lies outside.
+        """The objects to learn in an image: no crowds, and nothing outside the image.
 
         Returns:
             Left, top, right and bottom in pixels, inside the image, (n, 4), and labels (n,).

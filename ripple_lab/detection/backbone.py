@@ -19,15 +19,15 @@ STAGES = ("layer1", "layer2", "layer3", "layer4")
 
 
 class Backbone(nn.Module):
-    """A ResNet, batch norm frozen; whole, it has one cell for 32×32 pixels.
+    """A ResNet with frozen batch norm; with all stages, a cell is 32×32 pixels.
 
     Args:
         name: "resnet50" or "resnet18".
         pretrained: Whether to load torchvision's ImageNet weights.
         fixed_stages: How much of the network is not trained: 0 nothing, 1 the stem, 2 (as in DETR)
-            the stem and the first stage, up to 5 for all. Random weights want 0.
-        stages: How many of the four stages there are; each one less halves the side of a
-            cell, and the channels. Small pictures want fewer.
+            the stem and the first stage, up to 5 for all. Use 0 with random weights.
+        stages: How many of the four stages to use; each one less halves the side of a cell and
+            the channels. Use fewer for small pictures.
 
     Attributes:
         channels: Of the maps: 2048 or 512 after four stages.
@@ -76,13 +76,13 @@ class Backbone(nn.Module):
             images: Each (3, height, width), of any size.
 
         Returns:
-            (B, channels, H, W) with room for the largest; an image has its
+            (B, channels, H, W), large enough for the largest; an image has its
             ⌈height/stride⌉×⌈width/stride⌉ cells at the top left, and zeros elsewhere.
         """
-        # Images of one size run as a batch, each other size by itself, and only the features are
-        # padded. So no convolution ever sees padding: an image has the features it has alone, to
-        # the bit, and no work is spent on padding. (Padded images would need a mask before each
-        # convolution, as frozen norms turn zeros into something else.)
+        # Images of one size run as a batch, and only the features are padded. So no convolution
+        # sees padding: an image has the features that it has alone, bit by bit, and no work is
+        # spent on padding. (Padded images would need a mask before each convolution, because
+        # frozen norms turn zeros into something else.)
         alike: dict[torch.Size, list[int]] = {}
         for index, image in enumerate(images):
             alike.setdefault(image.shape, []).append(index)
@@ -97,7 +97,7 @@ class Backbone(nn.Module):
         return torch.stack([maps[index] for index in range(len(images))])
 
     def cells(self, pixels: int) -> int:
-        """How many cells a side of so many pixels has: each halving rounds up."""
+        """How many cells a side of that many pixels has: each halving rounds up."""
         return math.ceil(pixels / self.stride)
 
 
@@ -116,9 +116,9 @@ def pretrained_weights(name: str) -> dict[str, Tensor]:
 
 
 def _start_without_statistics(network: nn.Module) -> None:
-    """A random start whose features are of modest size though no norm sees to it.
+    """Random weights whose features stay small, although no norm keeps them so.
 
-    Frozen norms that have nothing to go by would let every block double the variance.
+    With frozen norms that have no statistics, every block would double the variance.
     """
     for module in network.modules():
         if isinstance(module, nn.Conv2d):

@@ -1,4 +1,4 @@
-"""COCO and whatever is in its format: a file of annotations and a folder of images."""
+"""COCO and data sets in its format: a file of annotations and a folder of images."""
 
 import warnings
 from pathlib import Path

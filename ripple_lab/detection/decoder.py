@@ -1,4 +1,4 @@
-"""SMCA's decoder: queries that look near a place of their own.
+"""SMCA's decoder: each query looks near a place of its own.
 
 Gao et al., *Fast Convergence of DETR with Spatially Modulated Co-Attention* (2021).
 """
@@ -73,11 +73,11 @@ class DecoderLayer(nn.Module):
         values: Tensor,
         key_padding_mask: Tensor | None,
     ) -> Tensor:
-        """What the queries know after this layer.
+        """Updates the queries.
 
         Args:
-            x: (B, Q, C): what they knew before.
-            queries: (B, Q, C): what tells them apart, as positions tell cells apart.
+            x: (B, Q, C): the queries so far.
+            queries: (B, Q, C): learned embeddings that tell queries apart, like positions.
             reference: (B, Q, 2): their places, x and y in cells.
             keys: (B, H, W, C): encoded cells with their positions.
             values: (B, H, W, C): encoded cells.
@@ -102,7 +102,7 @@ class DecoderLayer(nn.Module):
         return self.norm3(x + self.mlp(x))
 
     def prior(self, x: Tensor, reference: Tensor, grid_size: tuple[int, int]) -> Tensor:
-        """Where each head of a query looks, before it knows what is there.
+        """Where each head of a query looks, regardless of what is there.
 
         Args:
             x: (B, Q, C).
@@ -123,7 +123,7 @@ class Decoder(nn.Module):
     """A stack of layers that turns queries into classes and boxes.
 
     Args:
-        num_classes: Logits of a query; each is a yes or no of its own.
+        num_classes: Logits of a query; each is an independent yes or no.
         num_layers: How many.
         num_queries: Q, the most objects that an image can have.
         dim: C.
@@ -175,8 +175,8 @@ class Decoder(nn.Module):
             height as parts of the image, float32 or better.
         """
         queries = self.queries.weight
-        # A query starts knowing nothing but itself, so its place is the same in every image. Places
-        # are float32 even under autocast: in half precision neighbours would fall together.
+        # A query starts without knowing the image, so its place is the same in every image. Places
+        # are float32 even under autocast: in half precision neighbours would coincide.
         norm_point = cast(nn.LayerNorm, self.layers[0].norm_point)
         place = self.reference(norm_point(queries))
         place = place.to(torch.promote_types(place.dtype, torch.float32))  # logits, (Q, 2)

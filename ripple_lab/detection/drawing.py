@@ -30,7 +30,7 @@ def draw_objects(
     font = ImageFont.load_default(max(10, round(min(picture.size) / 35)))
     scores = found["scores"].tolist() if "scores" in found else [None] * len(found["labels"])
     rows = list(zip(found["boxes"].tolist(), found["labels"].tolist(), scores, strict=True))
-    for box, label, score in reversed(rows):  # the likeliest come first, and are drawn on top
+    for box, label, score in reversed(rows):  # the most likely come first, and are drawn on top
         if score is not None and score < threshold:
             continue
         left, top, right, bottom = _inside(box, picture.size)

@@ -1,4 +1,4 @@
-"""DETR's encoder, its attention exchangeable: softmax, linear or ripple."""
+"""DETR's encoder with softmax, linear or ripple attention."""
 
 import inspect
 from typing import Any
@@ -23,7 +23,7 @@ class EncoderLayer(nn.Module):
     """Attention, then two linear layers, each added to its input and normed after.
 
     Args:
-        attention: The layer that tokens look at each other by.
+        attention: The attention layer.
         dim: C.
         feedforward_dim: Between the two linear layers.
         dropout: Of what is added.
@@ -97,13 +97,13 @@ class Encoder(nn.Module):
     def forward(
         self, x: Tensor, positions: Tensor, key_padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Tokens that have looked at each other.
+        """Encodes the tokens.
 
         Args:
             x: (B, H, W, C).
             positions: In the shape of x; added for queries and keys, not for values.
-            key_padding_mask: Bool (B, H, W), True for cells outside their image, or None where
-                there are none. What comes out for those cells means nothing.
+            key_padding_mask: Bool (B, H, W), True for cells outside their image, or None if
+                there are none. The outputs of those cells mean nothing.
 
         Returns:
             In the shape of x.
@@ -125,7 +125,7 @@ def feedforward(dim: int, hidden_dim: int, dropout: float) -> nn.Sequential:
 
 
 def init_linear(*modules: nn.Module) -> None:
-    """Xavier's uniform weights for those of the modules that are linear layers, as in DETR."""
+    """Gives linear layers among the modules Xavier's uniform weights, as in DETR."""
     for module in modules:
         if isinstance(module, nn.Linear):
             nn.init.xavier_uniform_(module.weight)

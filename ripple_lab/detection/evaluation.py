@@ -20,8 +20,8 @@ METRICS = {
     "ap_medium": "AP_medium",
     "ap_large": "AP_large",
 }
-# Pairs of query and class of an image that are judged, as in SMCA; COCO's rules then look at 100 of
-# each class.
+# How many pairs of query and class of an image are judged, as in SMCA; COCO's rules then look at
+# 100 of each class.
 TOP = 300
 
 
@@ -29,13 +29,13 @@ TOP = 300
 def find_objects(
     outputs: Outputs, sizes: list[tuple[int, int]], top: int = TOP
 ) -> list[dict[str, Tensor]]:
-    """The likeliest objects of each image, the likeliest first.
+    """The most likely objects of each image, the most likely first.
 
     Args:
         outputs: "logits" (B, Q, C) and "boxes" (B, Q, 4), centre, width and height relative to
             each image.
-        sizes: Height and width of each image in pixels, as boxes shall be given.
-        top: How many pairs of query and class, at most; one query may be two objects.
+        sizes: Height and width in pixels in which boxes are wanted, for each image.
+        top: How many pairs of query and class, at most; one query may count as two objects.
 
     Returns:
         For each image "scores" (k,), "labels" (k,) and "boxes" (k, 4), left, top, right and bottom
@@ -56,7 +56,7 @@ def find_objects(
 
 
 class CocoEvaluation:
-    """Collects what was found in the images of an evaluation, on every rank, and judges it.
+    """Collects the objects found in the images of an evaluation, on every rank, and judges them.
 
     Args:
         ground_truth: COCO's form of the objects: images, annotations and categories. Labels are
@@ -73,7 +73,7 @@ class CocoEvaluation:
         self._found = {}
 
     def update(self, found: list[dict[str, Tensor]], targets: list[Target]) -> None:
-        """Adds what `find_objects` found in the images of these targets."""
+        """Adds the objects that `find_objects` found in the images of these targets."""
         for objects, target in zip(found, targets, strict=True):
             if target["image_id"] == DAMAGED:
                 continue
@@ -87,7 +87,7 @@ class CocoEvaluation:
             self._found[target["image_id"]] = rows
 
     def compute(self) -> dict[str, float]:
-        """Average precision over the images that were added, on whichever rank.
+        """Average precision over the images added on any rank.
 
         Returns:
             "ap", "ap50", "ap75", "ap_small", "ap_medium" and "ap_large", between 0 and 1; NaN where
@@ -100,7 +100,7 @@ class CocoEvaluation:
 
 
 def gather(found: dict[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """What all ranks found, each image once; without several ranks, what is given."""
+    """The objects found by all ranks, each image once."""
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return found
     parts: list[dict[int, np.ndarray]] = [{} for _ in range(dist.get_world_size())]

@@ -47,10 +47,10 @@ def make_target(boxes: Any, labels: Any, image_id: int, size: tuple[int, int]) -
 
 
 class DetectionItems(SkipDamaged):
-    """Transformed pictures and targets; damaged pictures are set aside, counted and warned of.
+    """Transformed pictures and targets; damaged pictures are skipped, counted and warned about.
 
-    In training the next picture takes the place of a damaged one. In evaluation a black one does,
-    without objects and with the image_id −1, which the evaluation leaves out.
+    In training the next picture takes the place of a damaged one. In evaluation a black one
+    does, without objects and with the image_id −1, which the evaluation leaves out.
 
     Args:
         dataset: Items are a picture and its target.

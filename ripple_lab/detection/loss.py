@@ -1,4 +1,4 @@
-"""The loss of a detector: a query is held to the object that it was matched with, or to none."""
+"""The loss of a detector: each query is compared with its matched object, or with none."""
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ class DetectionLoss(nn.Module):
     """Focal, L1 and GIoU loss of the last and of all auxiliary layers, by the number of objects.
 
     Each layer is matched by itself. All sums are divided by the number of objects of the step over
-    all ranks. Data-parallel training averages gradients over ranks, which makes them those of one
+    all ranks. Data-parallel training averages gradients over ranks, so they equal those of one
     process with the whole batch.
 
     Args:
@@ -36,8 +36,8 @@ class DetectionLoss(nn.Module):
             targets: For each image, "labels" int64 (n,) in 0 … C − 1, "boxes" (n, 4).
 
         Returns:
-            "loss", to go down: the weighted parts of all layers. "focal", "l1" and "giou", to look
-            at: those of the last layer, not weighted and without gradients.
+            "loss", to minimise: the weighted parts of all layers. "focal", "l1" and "giou", to
+            watch: those of the last layer, not weighted and without gradients.
         """
         layers = [*outputs.get("auxiliary", []), outputs]
         logits = torch.stack([layer["logits"] for layer in layers]).float()  # (L, B, Q, C)
@@ -70,7 +70,7 @@ class DetectionLoss(nn.Module):
 
 
 def count_objects(targets: list[Target], device: torch.device) -> Tensor:
-    """Objects of the step, at least 1, divided by the number of ranks: a tensor without shape.
+    """Objects of the step, at least 1, divided by the number of ranks: a scalar tensor.
 
     A rank's loss is its sum divided by this; the mean over ranks is then the sum over all of them
     divided by all objects.
@@ -84,7 +84,7 @@ def count_objects(targets: list[Target], device: torch.device) -> Tensor:
 
 
 def check_targets(targets: list[Target], images: int, classes: int) -> None:
-    """Refuses targets that do not fit what the model says."""
+    """Refuses targets that do not fit the outputs."""
     if len(targets) != images:
         raise ValueError(f"one target for each image; got {len(targets)} for {images} images")
     for target in targets:

@@ -1,4 +1,4 @@
-"""Which query answers for which object: the assignment of least cost."""
+"""Which query is matched with which object: the cheapest assignment."""
 
 from typing import Any
 
@@ -16,9 +16,9 @@ Target = dict[str, Any]
 
 
 def matching_cost(logits: Tensor, boxes: Tensor, target: Target, weights: LossWeights) -> Tensor:
-    """What it costs that a query answers for an object of one image.
+    """The cost of matching each query with each object of one image.
 
-    The cost of a class is what the focal loss rises by when the query is given that class.
+    The cost of a class is how much the focal loss rises when the query is given that class.
 
     Args:
         logits: (L, Q, C), of L layers.
@@ -49,8 +49,8 @@ def match(logits: Tensor, boxes: Tensor, targets: list[Target], weights: LossWei
     Args:
         logits: (L, B, Q, C).
         boxes: (L, B, Q, 4).
-        targets: B of them; an image may have no objects. Where there are more objects than
-            queries, the dearest are left out.
+        targets: B of them; an image may have no objects. If there are more objects than
+            queries, the most expensive are left out.
         weights: Of the cost.
 
     Returns:
@@ -64,7 +64,7 @@ def match(logits: Tensor, boxes: Tensor, targets: list[Target], weights: LossWei
         matching_cost(logits[:, image], boxes[:, image], target, weights)
         for image, target in enumerate(targets)
     ]
-    # One transfer for all of them: each one waits for the GPU.
+    # One transfer for all, because each one waits for the GPU.
     together = torch.cat([cost.flatten() for cost in costs]).cpu()
     if not together.isfinite().all():
         raise ValueError(

@@ -21,9 +21,9 @@ DETECTORS: dict[str, tuple[str, str]] = {  # name → attention of the encoder, 
 
 
 class Detections(TypedDict):
-    """What a decoder layer says of B images with Q queries each.
+    """The output of a decoder layer for B images with Q queries each.
 
-    logits: (B, Q, classes), each a yes or no of its own.
+    logits: (B, Q, classes), each an independent yes or no.
     boxes: (B, Q, 4): centre x, y, width and height, from 0 to 1 as parts of each image.
     """
 
@@ -32,7 +32,7 @@ class Detections(TypedDict):
 
 
 class Output(Detections):
-    """What the last layer says, and in `auxiliary` what each layer before it says, in order."""
+    """The output of the last layer; `auxiliary` has those of the layers before it, in order."""
 
     auxiliary: list[Detections]
 
@@ -42,8 +42,8 @@ class Detector(nn.Module):
 
     Args:
         backbone: Images → features.
-        encoder: Cells that look at each other; here the attention differs.
-        decoder: Queries that look at cells.
+        encoder: Cells attend to each other, by the chosen attention.
+        decoder: Queries attend to cells.
         dim: C, channels of encoder and decoder, divisible by 4.
     """
 
@@ -59,8 +59,8 @@ class Detector(nn.Module):
         """Finds objects. An image's result does not depend on the others of its batch.
 
         Args:
-            images: Each (3, height, width), of any size, its colours normed by ImageNet's mean and
-                standard deviation. One tensor (B, 3, height, width) will do as well.
+            images: Each (3, height, width), of any size, with colours normalised by ImageNet's mean
+                and standard deviation; or one tensor (B, 3, height, width).
         """
         images = list(images)
         _check(images)
@@ -71,7 +71,7 @@ class Detector(nn.Module):
         grid_size = (x.shape[1], x.shape[2])
         cells = (sizes / stride).ceil()
         positions = sine_positions(cells, grid_size, self.dim).to(x.dtype)
-        # Without padding no mask: softmax then takes its fastest kernel.
+        # No mask without padding, so that softmax takes its fastest kernel.
         mask = padding_mask(cells, grid_size) if len(set(pixels)) > 1 else None
         memory = self.encoder(x, positions, mask)
         logits, boxes = self.decoder(memory, positions, sizes.flip(1) / stride, mask)
@@ -104,12 +104,12 @@ def create_detector(
         pretrained_backbone: Whether the backbone starts from torchvision's ImageNet weights.
         fixed_stages: How much of the backbone is not trained, see `Backbone`; 0 for a backbone that
             starts from random weights.
-        stages: How many of the backbone's four stages there are; three have cells of 16 pixels.
+        stages: How many of the backbone's four stages to use; three have cells of 16 pixels.
         num_queries: The most objects that an image can have.
         encoder_layers, decoder_layers: How many.
         dim, num_heads, feedforward_dim, dropout: Of encoder and decoder alike.
-        attention_options: Of the encoder's attention, as `max_distance` of `RippleAttention` or
-            `feature_map` of `LinearAttention`.
+        attention_options: Of the encoder's attention, for example `max_distance` of
+            `RippleAttention` or `feature_map` of `LinearAttention`.
 
     >>> import torch
     >>> model = create_detector("smca_ripple_resnet18", num_classes=3, pretrained_backbone=False)
@@ -138,7 +138,7 @@ def create_detector(
 
 
 def _on_device(rows: list[tuple[int, int]], device: torch.device) -> Tensor:
-    """Numbers as float32, copied without waiting for what the device still has to do."""
+    """Numbers as float32, copied without waiting for the device."""
     numbers = torch.tensor(rows, dtype=torch.float32)
     if device.type != "cuda":
         return numbers.to(device)

@@ -12,7 +12,7 @@ from ripple_lab.detection.items import make_target
 from ripple_lab.detection.matching import Target
 
 CLASSES = ("circle", "square", "triangle")
-# So often a shape is put somewhere else before it is given up, for want of space.
+# How often a shape is put somewhere else before it is given up for lack of space.
 TRIES = 50
 
 
@@ -36,7 +36,7 @@ class Scene:
 
 
 class Shapes(Dataset[tuple[Image.Image, Target]]):
-    """Pictures with one to four shapes that do not touch, each decided by seed and index alone.
+    """Pictures with one to four shapes that do not touch; seed and index decide each picture.
 
     Args:
         count: How many pictures.

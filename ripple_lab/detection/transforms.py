@@ -40,7 +40,7 @@ def train_transform(aug: DetectionAugmentation) -> Transform:
 
 
 def evaluation_transform(scale: int | None = 800, max_size: int = 1333) -> Transform:
-    """What is done to a picture that is to be judged: it is resized.
+    """Resizes a picture for evaluation.
 
     Args:
         scale: Its shorter side in pixels; None leaves it as it is.
@@ -57,7 +57,7 @@ def evaluation_transform(scale: int | None = 800, max_size: int = 1333) -> Trans
 
 
 class DetectionTransform:
-    """Changes pictures and boxes, and brings them into the form that model and loss take.
+    """Transforms pictures and boxes into the form that model and loss take.
 
     Args:
         steps: Transforms of torchvision's version 2.
@@ -103,7 +103,7 @@ class RandomSizeCrop(v2.Transform):
 
 def _resize(scales: tuple[int, ...], max_size: int | None) -> v2.RandomChoice:
     """The shorter side becomes one of `scales`."""
-    # Where both are the same, the longer side alone decides; torchvision wants to be told so.
+    # If both are the same, the longer side alone decides, and torchvision must be told.
     sizes = [None if scale == max_size else scale for scale in scales]
     return v2.RandomChoice([v2.Resize(size, max_size=max_size) for size in sizes])
 
