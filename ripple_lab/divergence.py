@@ -11,8 +11,8 @@ def jensen_shannon(p: Tensor, q: Tensor, dim: int = -1) -> Tensor:
 
         JSD(p, q) = S(m) − (S(p) + S(q))/2,    m = (p + q)/2,    S(x) = −Σ x log x
 
-    It is symmetric, 0 for equal distributions and log 2 for those that share nothing. The paper
-    does not name its unit; for bits, divide by log 2.
+    It is symmetric, 0 for equal distributions and log 2 for disjoint ones. The paper does not name
+    its unit; for bits, divide by log 2.
 
     Args:
         p: Weights, at least 0, that add up to 1 along `dim`.

@@ -9,7 +9,7 @@ from ripple_lab.train.results import read_result
 
 
 def gather(folders: list[Path]) -> list[dict[str, Any]]:
-    """One row for each run: its result, and where it left its recipe.
+    """One row for each run: its result, and how it departs from its recipe.
 
     Args:
         folders: Of finished runs.
@@ -24,7 +24,7 @@ def _row(folder: Path) -> dict[str, Any]:
         raise ValueError(f"a finished run has a result.json; {folder} has none: {state}")
     recipe = Recipe.read(written)
     known = all_recipes().get(recipe.name)
-    aside = {"seed"} | PLACES  # a column of its own; where the data lie decides nothing
+    aside = {"seed"} | PLACES  # has its own column; the place of the data changes nothing
     changes = ["not a recipe of this package"]
     if known:
         changes = differences(known.recipe, recipe, aside)

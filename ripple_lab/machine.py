@@ -1,4 +1,4 @@
-"""The machine that something runs on."""
+"""The machine that this runs on."""
 
 import platform
 import re
@@ -8,7 +8,7 @@ import torch
 
 
 def hardware(device: torch.device) -> str:
-    """The name of what runs it: the GPU, or the CPU and how many threads of it."""
+    """The name of the GPU, or of the CPU and its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     name = platform.processor() or platform.machine()
@@ -20,7 +20,7 @@ def hardware(device: torch.device) -> str:
 
 
 def slug(text: str) -> str:
-    """A text as part of a file name."""
+    """A text in a form that suits a file name."""
     return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
 
 

@@ -1,4 +1,4 @@
-"""The paper's own numbers, in one place: what ours are shown beside.
+"""The paper's own numbers, which ours are compared with.
 
 Zheng, Pan & Kong, *Ripple Attention for Visual Perception with Sub-quadratic Complexity* (2022).
 """

@@ -1,6 +1,6 @@
 """Starts the command `ripple`.
 
-It imports nothing that takes long before it listens, so that Ctrl-C is one line from the start.
+It imports nothing slow before it handles Ctrl-C, which then prints one line from the start.
 """
 
 import os
@@ -21,6 +21,6 @@ def main() -> None:
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """Leaves at once: half an import may swallow an exception, and nothing is written yet."""
+    """Exits at once: an interrupted import may swallow an exception, and nothing is written yet."""
     os.write(2, b"Stopped.\n")
     os._exit(130)

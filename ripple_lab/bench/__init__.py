@@ -1,1 +1,1 @@
-"""Benchmarks: ratios measured side by side in one run, checked before they are timed."""
+"""Benchmarks: systems are checked, then timed in turns within one run."""

@@ -53,7 +53,7 @@ class Shape:
 
 
 class ProjectionsAlone(GridAttention):
-    """What all systems have in common: a token gets its own value."""
+    """What all systems have in common, without attention: a token gets its own value."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         return v
@@ -62,8 +62,8 @@ class ProjectionsAlone(GridAttention):
 class WindowAttention(SoftmaxAttention):
     """Softmax attention within windows, as in ViTDet and SAM.
 
-    The grid is padded with zeros before the projections, tokens there are seen like others, and
-    their outputs are cut off.
+    The grid is padded with zeros before the projections. Padded tokens are attended to like others,
+    and their outputs are cut off.
     """
 
     def forward(self, x: Tensor, *_: Any, **__: Any) -> Tensor:
@@ -76,13 +76,13 @@ class WindowAttention(SoftmaxAttention):
 
 
 class FlexAttention(SoftmaxAttention):
-    """Softmax attention to a neighbourhood, which ends where the grid does, by FlexAttention."""
+    """Softmax attention to a neighbourhood, clipped at the border, by FlexAttention."""
 
     def __init__(self, shape: Shape, compiled: bool = True):
         super().__init__(shape.dim, shape.heads)
         self.grid_size = shape.height, shape.width
         self.blocks: Any = None
-        if compiled:  # beyond its limit, PyTorch would go on without compiling, and say nothing
+        if compiled:  # beyond its limit PyTorch silently stops compiling
             torch._dynamo.config.fail_on_recompile_limit_hit = True
         self.flex = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention
 
@@ -100,7 +100,7 @@ class FlexAttention(SoftmaxAttention):
 
 
 class ByDefinition(GridAttention):
-    """Softmax attention of all pairs that see each other, a part of the queries at a time."""
+    """Softmax attention of all pairs that see each other, some queries at a time."""
 
     def __init__(self, dim: int, heads: int, seen: Seen | None = None, padded: bool = False):
         super().__init__(dim, heads)
@@ -144,7 +144,7 @@ def same_window(row: Tensor, column: Tensor, other_row: Tensor, other_column: Te
 
 @dataclass(frozen=True)
 class System:
-    """A layer to time, the same by its definition, and why it cannot run, if so."""
+    """A layer to time, its definition, and why it cannot run, if so."""
 
     make: Callable[[Shape], GridAttention]
     define: Callable[[Shape], GridAttention] | None = None  # None: unchecked
@@ -158,7 +158,7 @@ def systems(
     weights: tuple[WeightKind, ...] = WEIGHTS,
     device: str = "cpu",
 ) -> dict[str, System]:
-    """Everything that is compared, by name; ripples vary one thing at a time from the first."""
+    """Every system by name; ripple layers vary one thing at a time from the first."""
 
     def softmax(seen: Seen | None, padded: bool = False) -> Callable[[Shape], GridAttention]:
         return lambda shape: ByDefinition(shape.dim, shape.heads, seen, padded)

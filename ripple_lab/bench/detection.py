@@ -27,9 +27,9 @@ class DetectionBenchmark:
     """What is measured: 6-layer encoders on `grids` (rows, columns) of cells, and detectors.
 
     `batch` is images at a time, for both. With `padded`, a quarter of each grid's columns is
-    padding. What is compiled is each layer of an encoder. On a GPU encoders are replayed as CUDA
-    graphs, which gives the time of their kernels; detectors run as a user calls them, so that the
-    time in which Python starts kernels is in it. No grids or no `image_size` leave that part out.
+    padding. Each layer of an encoder is compiled. On a GPU encoders are replayed as CUDA graphs,
+    which gives the time of their kernels; detectors run as a user calls them, so their time
+    includes Python's launches. Without grids or without `image_size` that part is left out.
     """
 
     grids: tuple[tuple[int, int], ...] = ((25, 34), (50, 68), (100, 136), (200, 272))
@@ -80,7 +80,7 @@ def run(
 def _time(
     names: tuple[str, ...], make: MakeStep, row: Row, config: DetectionBenchmark
 ) -> Iterator[Row]:
-    """Rows of systems that are timed in turns; those without room say so."""
+    """Rows of systems that are timed in turns; those that do not fit say so."""
     device = torch.device(config.device)
     steps = {}
     for name in names:
@@ -103,7 +103,7 @@ def _time(
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether a GPU or (in its own words) a CPU had no room."""
+    """Whether a GPU or a CPU ran out of memory."""
     return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
@@ -163,7 +163,7 @@ def detector_step(name: str, config: DetectionBenchmark) -> measure.Step:
 
 def detector_cost(name: str, image_size: tuple[int, int] = (800, 1066)) -> ModelCost:
     """Parameters, those that are fixed among them, and multiply-adds of one image, forward."""
-    with torch.device("meta"):  # counts need no numbers
+    with torch.device("meta"):  # counting needs no values
         model: nn.Module = create_detector(name, pretrained_backbone=False)
         gflops = multiply_adds(model, (3, *image_size)) / 1e9
     return ModelCost(name, count_parameters(model), gflops, None)

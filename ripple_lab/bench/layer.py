@@ -1,7 +1,7 @@
 """Whole attention layers with their projections, side by side: forward, and forward and backward.
 
-Projections take much of a layer's time and are the same in every system, so an operator that is
-eight times as fast makes a layer that is less than that: this is what a model gets.
+Projections take much of a layer's time and are the same in every system, so a layer gains less than
+its operator does. This is the gain that a model gets.
 """
 
 import math
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 PASSES = ("forward", "forward+backward")
 CHECKED_IMAGES = 4  # of a batch, at most
-GRAPH_STEPS, LONG_STEP = 5, 0.02  # steps in a CUDA graph; one where it takes more seconds
+GRAPH_STEPS, LONG_STEP = 5, 0.02  # steps in a CUDA graph; only one if it takes longer (seconds)
 
 SHAPES = {
     "cpu": "196,1,192/6; 1024,1,192/6",
@@ -43,7 +43,7 @@ SHAPES = {
 
 @dataclass(frozen=True)
 class LayerBenchmark:
-    """What is measured. Ripple layers are the first reach, map and kind, and each other in turn.
+    """What is measured: ripple layers with the first reach, map and kind, and each other in turn.
 
     In half precision layers run under autocast. On a GPU several steps are replayed as one CUDA
     graph, which gives the time of their kernels.
@@ -71,13 +71,13 @@ class LayerBenchmark:
 
 
 def make_layer(system: System, shape: Shape, config: LayerBenchmark) -> GridAttention:
-    """A layer with weights that let a check see: as they start, all rings weigh the same."""
+    """A layer whose weights make a check meaningful: at the start all rings weigh the same."""
     torch.manual_seed(0)
     layer = system.make(shape)
     with torch.no_grad():
         layer.qkv.weight.mul_(2)
         for linear in (layer.qkv, layer.proj):
-            linear.bias.zero_()  # else they are most of what comes out
+            linear.bias.zero_()  # else they would dominate the output
         for module in layer.modules():
             if isinstance(module, SpatialWeights) and module.kind != "fixed":
                 module.embedding.normal_(std=0.5)
@@ -85,7 +85,7 @@ def make_layer(system: System, shape: Shape, config: LayerBenchmark) -> GridAtte
 
 
 def make_inputs(shape: Shape, config: LayerBenchmark, images: int) -> tuple[Tensor, Tensor]:
-    """x, in float32 as norms give it under autocast, and the output's gradient."""
+    """x, in float32 as norms return it under autocast, and the output's gradient."""
     generator = torch.Generator(config.device).manual_seed(0)
     size = (2, images, shape.height, shape.width, shape.dim)
     x, upstream = torch.randn(size, generator=generator, device=config.device).unbind(0)
@@ -117,9 +117,9 @@ def make_step(
 
 
 def run(config: LayerBenchmark, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
-    """Checks, then times, every system at every shape; yields a row for each and each pass.
+    """Checks, then times, every system at every shape; yields a row for each system and pass.
 
-    What is wrong, fails or has no room left is not timed, and its status says so; the rest is.
+    A system that is wrong, fails or does not fit is not timed, and its status says so.
     """
     device, deadline = torch.device(config.device), time.monotonic() + config.budget
     known = config.systems
@@ -167,7 +167,7 @@ def time_pass(
     config: LayerBenchmark,
     deadline: float,
 ) -> dict[str, Row]:
-    """Times and peak memory of layers that take turns, or the reasons why there are none."""
+    """Times and peak memory of layers that take turns, or why there are none."""
     device, inputs = torch.device(config.device), make_inputs(shape, config, shape.batch)
     found: dict[str, Row] = {}
     steps: dict[str, measure.Step] = {}
@@ -192,7 +192,7 @@ def time_pass(
 
 
 def as_graph(step: measure.Step, device: torch.device) -> tuple[measure.Step, int, str]:
-    """Some steps as one CUDA graph, how many, and what that is; a step that cannot be one as is."""
+    """Steps as one CUDA graph, how many they are, and how it is timed; else the step as it is."""
     if device.type != "cuda":
         return step, 1, "calls"
     count = GRAPH_STEPS if measure.seconds(step, device) < LONG_STEP else 1
@@ -214,8 +214,8 @@ class DisagreementError(RuntimeError):
 def check(system: System, layer: GridAttention, shape: Shape, config: LayerBenchmark) -> Row:
     """Errors of the output and of the worst gradient, against the definition in float32.
 
-    An error may be twice that of the definition itself in the timed precision, or `AGREEMENT`;
-    what is beyond both is refused.
+    An error may be twice that of the definition in the timed precision, or `AGREEMENT`. A layer
+    beyond both is refused.
     """
     if system.define is None:
         return {}
@@ -246,7 +246,7 @@ def check(system: System, layer: GridAttention, shape: Shape, config: LayerBench
 
 
 def definition_for(shape: Shape, images: int, config: LayerBenchmark) -> str:
-    """All pairs, or, where these do not fit, tiles in PyTorch operations."""
+    """All pairs, or tiles in PyTorch operations if these do not fit."""
     pairs = 6 * 4 * images * shape.heads * shape.tokens**2  # bytes, as `bench.op` expects them
     return "naive" if pairs < machine.available_bytes(torch.device(config.device)) / 2 else "tiled"
 
@@ -286,7 +286,7 @@ class _Called(TorchDispatchMode):
 
 
 def operators(layer: GridAttention, x: Tensor, config: LayerBenchmark) -> str:
-    """Which of our operators a layer calls, so that no slow way is taken in silence."""
+    """Which of our operators a layer calls, so that no slow fallback goes unnoticed."""
     if not isinstance(layer, LinearAttention):
         return ""
     with torch.no_grad(), config.autocast, _Called() as called:
@@ -295,7 +295,7 @@ def operators(layer: GridAttention, x: Tensor, config: LayerBenchmark) -> str:
 
 
 def free(device: torch.device) -> None:
-    """Gives back what PyTorch keeps, so that it counts as free."""
+    """Frees the memory that PyTorch caches, so that it counts as free."""
     if device.type == "cuda":
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -322,7 +322,7 @@ def fill_caches(names: list[str], config: LayerBenchmark) -> None:
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(workers, context) as pool:
         started = [pool.submit(_run_once, *job) for job in jobs]
-        # A worker that fails, or dies, costs time alone: the measurement will meet it, and say so.
+        # A worker that fails or dies only costs time: the measurement will fail too, and say so.
         wait(started, timeout=None if config.budget == math.inf else config.budget / 2)
         pool.shutdown(cancel_futures=True)
 

@@ -10,11 +10,11 @@ import torch
 
 Step = Callable[[], object]
 
-SAMPLE_SECONDS = 0.2  # of runs in a row, of which a sample is the median
+SAMPLE_SECONDS = 0.2  # runs in a row; a sample is their median
 
 
 def seconds(step: Step, device: torch.device) -> float:
-    """The wall-clock time of one step, finished on the device too."""
+    """The wall-clock time of one step, until the device has finished."""
     _synchronize(device)
     start = time.perf_counter()
     step()
@@ -29,15 +29,15 @@ def interleaved_seconds(
     patience: float,
     as_graphs: bool = False,
 ) -> dict[str, list[float]]:
-    """Times of several steps, taken in turns so that a noisy neighbour disturbs them all alike.
+    """Times of several steps, taken in turns so that other programs disturb all of them alike.
 
     Args:
         steps: What to time, by name.
         device: Where it runs.
         rounds: Samples of each.
         patience: Seconds after which a step gets no further sample (it always gets one).
-        as_graphs: On a GPU, replay steps as CUDA graphs, where they can be such: the time of their
-            kernels, whatever the host does meanwhile.
+        as_graphs: On a GPU, replay steps as CUDA graphs where possible: the time of their
+            kernels, independent of the host.
     """
     samples: dict[str, list[float]] = {name: [] for name in steps}
     spent = dict.fromkeys(steps, 0.0)
@@ -51,7 +51,7 @@ def interleaved_seconds(
 
 
 def _turn(step: Step, device: torch.device, as_graph: bool) -> float:
-    """The median of a few runs in a row, the first left out: it finds caches of another's data.
+    """The median of a few runs in a row, without the first, which finds others' data in caches.
 
     On a GPU by events on the device, its cache emptied before each run.
     """
@@ -70,7 +70,7 @@ def _turn(step: Step, device: torch.device, as_graph: bool) -> float:
 
 
 def _as_graph(step: Step) -> Step:
-    """A step as a CUDA graph, or, with a warning, as it is where it cannot be captured."""
+    """A step as a CUDA graph, or as it is, with a warning, if it cannot be captured."""
     graph = torch.cuda.CUDAGraph()
     try:
         with torch.cuda.graph(graph):
@@ -84,7 +84,7 @@ def _as_graph(step: Step) -> Step:
 
 
 def peak_bytes(step: Step, device: torch.device) -> int:
-    """The most memory a step holds at a time, beyond what was there before it."""
+    """The most memory that a step holds at a time, beyond what was held before."""
     if device.type == "cuda":
         _synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -106,7 +106,7 @@ def peak_bytes(step: Step, device: torch.device) -> int:
 
 
 def matching_names(words: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Names among these, or, where a word is none, that contain it; words with commas between.
+    """The named ones among these; a word that is no name stands for all names that contain it.
 
     >>> matching_names("tiles,soft", ["tiles", "tiles by kernels", "softmax"])
     ('tiles', 'softmax')
@@ -120,7 +120,7 @@ def matching_names(words: str, names: Iterable[str]) -> tuple[str, ...]:
 
 
 def summary(samples: list[float]) -> dict[str, float | int]:
-    """Median and minimum in milliseconds, and how many samples they are of."""
+    """Median and minimum in milliseconds, and the number of samples."""
     return {
         "median_ms": round(1e3 * statistics.median(samples), 4),
         "min_ms": round(1e3 * min(samples), 4),

@@ -59,9 +59,9 @@ USUAL = tuple(name for name in SYSTEMS if name not in REFERENCES)
 class ModelBenchmark:
     """What is measured: tiny models on square grids of `sides`² tokens, patches of 16 pixels.
 
-    What is compiled is each block: a model has two kinds at most, so that it takes seconds. On a
-    GPU, steps are replayed as CUDA graphs, which gives the time of their kernels; `as_called_ms` is
-    that of a step as Python starts it.
+    Each block is compiled: a model has at most two kinds, so this takes seconds. On a GPU, steps
+    are replayed as CUDA graphs, which gives the time of their kernels; `as_called_ms` is the time
+    of a step as Python calls it.
     """
 
     sides: tuple[int, ...] = (14, 16, 64, 128)
@@ -123,7 +123,7 @@ def run(config: ModelBenchmark, progress: Callable[[str], None] = lambda _: None
 
 
 def batch_size(side: int, config: ModelBenchmark) -> int:
-    """How many images are taken at once."""
+    """The batch size."""
     return config.batch or max(1, config.tokens_at_once // side**2)
 
 
@@ -138,7 +138,7 @@ def fill_caches(config: ModelBenchmark) -> None:
 def _run_once(name: str, side: int, config: ModelBenchmark) -> None:
     torch._inductor.config.compile_threads = 1  # else each process would start its own processes
     for step_name in config.passes:
-        with suppress(torch.OutOfMemoryError):  # which the measurement will meet again, and say
+        with suppress(torch.OutOfMemoryError):  # the measurement will fail too, and say so
             make_step(name, side, batch_size(side, config), step_name, config)()
 
 

@@ -1,4 +1,4 @@
-"""What a model costs: parameters, multiply-adds, and images a second where asked."""
+"""What a model costs: parameters, multiply-adds, and images a second if asked for."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +40,7 @@ FORMULAS = {torch.ops.ripple_attention.tiled: _tiled_flops}
 def multiply_adds(model: nn.Module, input_size: tuple[int, int, int]) -> int:
     """Multiply-adds of one image, by PyTorch's counter and our formula for tiles."""
     counter = FlopCounterMode(display=False, custom_mapping=FORMULAS)
-    # The fused softmax kernels of a CPU have no formula: count them as the products they are.
+    # The fused softmax kernels of a CPU have no formula, so count their matrix products.
     with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
         model.eval()(torch.zeros(1, *input_size))
     return counter.get_total_flops() // 2

@@ -17,7 +17,7 @@ def train_transform(
     """DeiT's augmentation of one training image.
 
     Args:
-        aug: What happens to it.
+        aug: The augmentation.
         image_size: S, side of the result in pixels.
         mean, std: Of each colour, between 0 and 1.
 
@@ -66,7 +66,7 @@ def eval_transform(
     crop_pct: float = 1.0,
     interpolation: str = "bicubic",
 ) -> Callable[[Image.Image], Tensor]:
-    """What is done to an image for evaluation: resize, cut out the centre, normalise.
+    """Prepares an image for evaluation: resize, cut out the centre, normalise.
 
     Args:
         image_size: S, side of the result in pixels.

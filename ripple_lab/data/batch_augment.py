@@ -1,8 +1,8 @@
 """DeiT's augmentation of thousands of small images at once, on the device that holds them.
 
-Why no library: the RandAugment of kornia and of torchvision chooses one operation for a whole
-batch, and both round and interpolate unlike PIL. Here each image has operations of its own, as
-likely as timm's, and each gives the pixels that PIL gives.
+We use no library, because RandAugment in kornia and torchvision chooses one operation for a whole
+batch, and both round and interpolate unlike PIL. Here each image has its own operations, with
+timm's probabilities, and each gives PIL's pixels.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,7 +23,7 @@ from ripple_lab.data.spec import Augmentation
 class BatchAugmentation:
     """Augments a batch as `train_transform` augments one image: equal in distribution.
 
-    Random numbers are drawn on the CPU, so every device gives the same images, but for rounding
+    Random numbers are drawn on the CPU, so every device gives the same images, except for rounding
     and for the noise in erased rectangles. The CPU never waits for the device.
 
     Args:
@@ -54,7 +54,7 @@ class BatchAugmentation:
 
         Args:
             images: uint8 (B, 3, S, S) on any device; not changed.
-            generator: On the CPU; decides everything.
+            generator: On the CPU; all randomness comes from it.
 
         Returns:
             float32 (B, 3, S, S) on the same device, normalised.
@@ -91,7 +91,7 @@ class BatchAugmentation:
         """Applies the operations drawn for each image, in place: images of one operation together.
 
         Args:
-            chosen: int64 (n, B): indices into names, one past the last for none; n in turn.
+            chosen: int64 (n, B): indices into names, one past the last for none; applied in order.
             arguments: float64 (n, B).
         """
         order = chosen.argsort(dim=1, stable=True)
@@ -106,7 +106,7 @@ class BatchAugmentation:
                     moved.append((rows, matrices(name, argument, self.image_size)))
                 elif len(rows):
                     images[rows] = operate(name, images[rows], argument, fill, self.interpolation)
-            if moved:  # all at once: on a GPU, many small kernels take longer than a few large ones
+            if moved:  # all at once: many small kernels take longer than a few large ones
                 rows, maps = (torch.cat(parts) for parts in zip(*moved, strict=True))
                 images[rows] = affine(images[rows], maps, fill, self.interpolation)
 
@@ -122,7 +122,7 @@ def send(x: Tensor, device: torch.device) -> Tensor:
     return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x.to(device)
 
 
-# What is drawn for each image, as timm's transforms of one image draw it
+# What is drawn for each image, as timm's transforms of one image do
 
 Draw = Callable[[int, Generator], tuple[Tensor, Tensor]]
 Level = Callable[[Tensor, Tensor], Tensor]
@@ -152,8 +152,8 @@ for _name in ("Color", "Contrast", "Brightness", "Sharpness"):
 def batch_policy(transform: object) -> tuple[list[str], Draw]:
     """The names of a transform's operations, and a function that draws them for many images.
 
-    The function takes the count B and a generator; it returns the indices of n operations in turn,
-    int64 (n, B), one past the last name for none, and their arguments, float64 (n, B).
+    The function takes the count B and a generator. It returns the indices of n operations, int64
+    (n, B), one past the last name for none, and their arguments, float64 (n, B).
     """
     if isinstance(transform, ColorJitter):
         return ["Brightness", "Contrast", "Color"], partial(_draw_color_jitter, transform)
@@ -243,8 +243,8 @@ def _erase(images: Tensor, rows: Tensor, edges: Tensor, noise_seed: int) -> None
     images[rows] = torch.where(erased, noise, images[rows])
 
 
-# PIL's operations, pixel by pixel: numbers are rounded where PIL rounds them, in PIL's arithmetic.
-# Images are uint8 (K, 3, S, S), each with an argument of its own.
+# PIL's operations, pixel by pixel: numbers are rounded where PIL rounds them, in its arithmetic.
+# Images are uint8 (K, 3, S, S), each with its own argument.
 
 
 def operate(
@@ -256,7 +256,7 @@ def operate(
         name: Of timm's operation.
         images: uint8 (K, 3, S, S).
         argument: float64 (K,): degrees, bits, a factor … as the operation needs.
-        fill: uint8 (3,), the colour of what was outside an image.
+        fill: uint8 (3,), the colour for pixels outside an image.
         interpolation: "bilinear" or "bicubic".
 
     Returns:
@@ -348,7 +348,7 @@ def affine(images: Tensor, matrix: Tensor, fill: Tensor, interpolation: str) -> 
     Args:
         images: uint8 (K, 3, S, S).
         matrix: float64 (K, 6), a to f of each.
-        fill: uint8 (3,), the colour of what was outside.
+        fill: uint8 (3,), the colour for pixels outside.
         interpolation: "bilinear" or "bicubic"; PIL's cubic has a = −1 here, unlike its resize.
 
     Returns:
@@ -374,7 +374,7 @@ def affine(images: Tensor, matrix: Tensor, fill: Tensor, interpolation: str) -> 
 
 
 def _neighbours(position: Tensor, interpolation: str, size: int) -> tuple[list[Tensor], Tensor]:
-    """Indices of the pixels about a position, and where it lies between the middle two, 0 to 1."""
+    """Indices of the pixels around a position, and where it is between the middle two, 0 to 1."""
     offsets = (0, 1) if interpolation == "bilinear" else (-1, 0, 1, 2)
     first = (position - 0.5).floor()
     near = [(first.long() + offset).clamp(0, size - 1) for offset in offsets]

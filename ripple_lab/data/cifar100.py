@@ -33,7 +33,7 @@ def load_cifar100(root: str | Path, train: bool, download: bool = False) -> Imag
     """CIFAR-100's training or test images, with fine labels.
 
     Args:
-        root: The folder that holds `cifar-100-binary/` or `cifar-100-binary.tar.gz`, which is then
+        root: The folder that holds `cifar-100-binary/`, or `cifar-100-binary.tar.gz`, which is
             unpacked there; or the folder of the binary files itself.
         train: The 50,000 training images; else the 10,000 test images.
         download: Fetch the archive into `root` if nothing is there.
@@ -42,7 +42,7 @@ def load_cifar100(root: str | Path, train: bool, download: bool = False) -> Imag
         The images, in the order of the file.
 
     Raises:
-        DataError: Where files are missing or damaged.
+        DataError: Files are missing or damaged.
     """
     split = "train" if train else "test"
     folder = find_folder(Path(root).expanduser(), split, download)
@@ -51,7 +51,7 @@ def load_cifar100(root: str | Path, train: bool, download: bool = False) -> Imag
 
 
 def find_folder(root: Path, split: str, download: bool) -> Path:
-    """The folder of the binary files; they are unpacked, and fetched, where that is needed."""
+    """The folder of the binary files, after fetching and unpacking them if needed."""
     unpacked, archive = root / FOLDER, root / ARCHIVE
     for folder in (root, unpacked):
         if (folder / f"{split}.bin").is_file():
@@ -70,7 +70,7 @@ def find_folder(root: Path, split: str, download: bool) -> Path:
 
 
 def download_archive(archive: Path) -> None:
-    """Fetches the archive; it has its name once it is there in full."""
+    """Fetches the archive; it gets its name once it is complete."""
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{FOLDER}-", dir=archive.parent) as temporary:
         partial = Path(temporary) / archive.name
@@ -90,7 +90,7 @@ def download_archive(archive: Path) -> None:
 
 
 def unpack_archive(archive: Path) -> None:
-    """Unpacks the archive beside itself: in full or, where that is broken off, not at all."""
+    """Unpacks the archive beside itself: completely or, if interrupted, not at all."""
     check_md5(archive, str(archive), "remove it and fetch it again, --data.download")
     folder = archive.parent / FOLDER
     with tempfile.TemporaryDirectory(prefix=f".{FOLDER}-", dir=archive.parent) as temporary:

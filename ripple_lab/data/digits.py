@@ -10,7 +10,7 @@ def load_digits_images(train: bool) -> Images:
     """Digits, enlarged from 8×8 to 32×32 pixels, grey in three channels.
 
     Args:
-        train: 1,437 training images; else the 360 others.
+        train: The 1,437 training images; else the other 360.
 
     Returns:
         The images; both splits have the classes in the same proportions.

@@ -1,4 +1,4 @@
-"""Images of class folders, of tars, of the Hub: decoded one by one, the damaged ones set aside."""
+"""Images of class folders, tars or the Hub: decoded one by one; damaged ones are skipped."""
 
 import importlib.util
 import pickle
@@ -45,9 +45,9 @@ CANNOT_DECODE: tuple[type[Exception], ...] = (
     Image.DecompressionBombError,
 )
 
-# Damaged images that are named in a warning; further ones are only counted.
+# How many damaged images are named in a warning; further ones are only counted.
 NAMED = 10
-# So many images in a row that cannot be decoded are no accident.
+# This many undecodable images in a row are no accident.
 IN_A_ROW = 100
 
 
@@ -63,7 +63,7 @@ class Pictures(Protocol):
 
 
 class ReaderPictures(Dataset[tuple[Image.Image, int]]):
-    """What one of timm's readers finds; unlike timm's data set, it replaces no image by another.
+    """The images of one of timm's readers. Unlike timm's data set, it never replaces an image.
 
     Args:
         reader: Index → open file and label.
@@ -150,10 +150,10 @@ def check_same_classes(train: Pictures, evaluation: Pictures) -> None:
 
 
 class SkipDamaged(Dataset[tuple[Any, int]]):
-    """A data set whose damaged images are set aside, counted and warned of.
+    """A data set that skips damaged images, counts them and warns about them.
 
-    In training the next image takes the place of a damaged one. In evaluation a black picture does,
-    with the label −1, so that batches keep their shape: losses and metrics must ignore that label.
+    In training the next image takes the place of a damaged one. In evaluation a black picture
+    does, with the label −1, so batches keep their shape: losses and metrics must ignore that label.
     Only reading and decoding may fail; an error of the transform is raised as it is.
 
     Args:
@@ -243,7 +243,7 @@ def _open_class_folders(root: Path, train: bool) -> ReaderPictures:
             f"{place} has images that are in no class folder, such as {reader.filename(0)}: "
             f"what is expected is {layout}"
         )
-    # timm leaves the order of names that differ only in case or in leading zeros to chance.
+    # timm does not define the order of names that differ only in case or in leading zeros.
     classes = tuple(sorted(found, key=lambda name: (natural_key(name), name)))
     return ReaderPictures(reader, classes, {found[name]: i for i, name in enumerate(classes)})
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class DataError(RuntimeError):
-    """Data that is missing or damaged: what was looked for, where, and how to get it."""
+    """Data is missing or damaged. The message says what was wanted, where, and how to get it."""
 
 
 @dataclass(frozen=True)

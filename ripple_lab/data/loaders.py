@@ -1,4 +1,4 @@
-"""Batches for a run: the same order on any number of devices, and from any step of a run on."""
+"""Batches for a run: the same order on any number of devices, and after resuming at any step."""
 
 import math
 import random
@@ -13,15 +13,15 @@ from torch.utils.data import DataLoader, Dataset
 from ripple_lab.data.batch_augment import send
 from ripple_lab.data.images import Images
 
-# Images that are augmented at once: enough to fill a GPU and to hide the start of each kernel.
+# How many images are augmented at once: enough to fill a GPU and to hide launches.
 IMAGES_AT_ONCE = 8192
 
 
 class TrainBatches:
     """Indices of each step's images on one device; the last, incomplete batch is left out.
 
-    Each epoch has an order of its own, drawn from the seed and the epoch alone. Iteration starts at
-    the batch that `step()` names, so a resumed run sees what the broken one did not.
+    Each epoch has its own order, drawn only from the seed and the epoch. Iteration starts at the
+    batch that `step()` names, so a resumed run sees what the interrupted one did not.
 
     Args:
         count: Images of the data set.
@@ -81,9 +81,9 @@ class SeededBatches:
 
 
 class SeededItems(Dataset[Any]):
-    """A data set whose augmentation draws from the seed that comes with an index.
+    """A data set whose augmentation draws from the seed that comes with each index.
 
-    So it is the same whichever process makes it, and from whichever step a run goes on.
+    So the result is the same in every process, and after resuming at any step.
     """
 
     def __init__(self, dataset: Any):
@@ -118,7 +118,7 @@ class EvaluationBatches:
 
 
 class Resumable:
-    """Lightning asks a loader that can be resumed for its state; ours follows from the step."""
+    """Lightning asks resumable loaders for a state; ours needs none, because the step decides."""
 
     def state_dict(self) -> dict[str, Any]:
         return {}
@@ -128,11 +128,11 @@ class Resumable:
 
 
 class ResumableDataLoader(Resumable, DataLoader):
-    """Batches made image by image, by other processes; to be given `TrainBatches`."""
+    """Batches made image by image, in other processes; takes `TrainBatches`."""
 
 
 class InMemoryLoader(Resumable):
-    """Batches of images that lie on the device, augmented there many batches at a time.
+    """Batches of images that are kept on the device and augmented there, many batches at a time.
 
     Args:
         data: The images, uint8.
@@ -171,7 +171,7 @@ class InMemoryLoader(Resumable):
 
 
 class InMemoryEvaluationLoader:
-    """Batches of images that lie on the device, normalised and otherwise as they are."""
+    """Batches of images that are kept on the device, only normalised."""
 
     def __init__(
         self,

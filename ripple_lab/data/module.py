@@ -28,7 +28,7 @@ class RecipeData:
     """Training and evaluation images of a recipe, decoded one by one.
 
     Args:
-        recipe: Names the data and what is done to it.
+        recipe: Names the data and the augmentation.
     """
 
     collate: Any = None  # items → a batch; PyTorch's own way unless said otherwise
@@ -53,11 +53,11 @@ class RecipeData:
 
     @property
     def damaged(self) -> int:
-        """Images met so far that could not be decoded."""
+        """How many images could not be decoded so far."""
         return sum(getattr(data, "damaged", 0) for data in self._opened.values())
 
     def setup(self, stage: str = "") -> None:
-        """Finds out now what is missing, not in the middle of a run."""
+        """Finds out now whether anything is missing, not in the middle of a run."""
         evaluation = self.open(train=False)
         if stage == "fit":
             check_same_classes(self.open(train=True), evaluation)
@@ -94,7 +94,7 @@ class RecipeData:
     def evaluation_loader(self, device: torch.device, rank: int = 0, world: int = 1) -> Any:
         """The batches of one device; every image is in one of them, once."""
         data = self.open(train=False)
-        # In twos or more no device has an empty batch; one by one, the last one might.
+        # With two images or more a batch, no device has an empty one; one by one, the last might.
         images = max(2, self.recipe.batch_size // world)
         batches = EvaluationBatches(len(data), images, rank, world)
         return self._evaluation_loader(data, batches, device)
@@ -112,7 +112,7 @@ class RecipeData:
 
 
 class ClassificationData(RecipeData):
-    """Images with labels: decoded one by one, or all of them in memory.
+    """Images with labels: decoded one by one, or all in memory.
 
     Args:
         recipe: Names the data and what is done to it.
@@ -135,7 +135,7 @@ class ClassificationData(RecipeData):
         )
 
     def transform(self, train: bool) -> Any:
-        """What is done to an image where they are taken one by one."""
+        """The transform of images that are decoded one by one."""
         if train:
             return train_transform(self.recipe.augmentation, self.image_size, **self.statistics)
         return eval_transform(

@@ -10,7 +10,7 @@ WHITE = 2**16 - 1  # of 16 bits
 
 
 class PictureError(ValueError):
-    """A picture whose values cannot be told to lie between black and white."""
+    """A picture whose range from black to white is unknown."""
 
 
 def open_picture(
@@ -61,7 +61,7 @@ def _turn(picture: Image.Image) -> None:
     """Turns a picture as its EXIF tag says; what cannot be read says nothing."""
     try:
         ImageOps.exif_transpose(picture, in_place=True)
-    except Exception:  # damaged tags are met with errors of every kind
+    except Exception:  # damaged tags raise errors of every kind
         picture.info.pop("exif", None)
 
 

@@ -27,7 +27,8 @@ def sine_positions(
     """DETR's positions: sines and cosines of the row, then of the column, as parts of the image.
 
     Row i of h is the angle 2π·(i+1)/h; channels c of the dim/2 for rows hold sin and cos in turn of
-    that angle ÷ temperature^(2⌊c/2⌋ ÷ (dim/2)). Columns are alike. Padding does not change a cell's position.
+    that angle ÷ temperature^(2⌊c/2⌋ ÷ (dim/2)). Columns are alike. Padding
+    does not change a cell's position.
 
     Args:
         cells: (B, 2): rows and columns of each image, at the top left of the grid.

@@ -1,4 +1,4 @@
-"""What a classifier learned about distance: mean ripples, where they halt, how far from fixed."""
+"""What a classifier learned about distance: mean ripples, where they halt, their divergence."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ PICTURES = (".png", ".jpg", ".jpeg", ".webp", ".bmp")
 
 @dataclass
 class Profile:
-    """One layer's ripples over many images, all of them means but the counts.
+    """One layer's ripples over many images; all numbers are means, except for the counts.
 
     Attributes:
         name: Of the layer in the model.
@@ -35,9 +35,9 @@ class Profile:
         divergence: Of each head (N,), the divergence of a token's weights from the fixed ones.
         strength, weak: Of each head (N,), what eps leaves of a token's attention, and the share of
             tokens of which it leaves less than half; see `LayerView.strength`.
-        active: Of each head and feature (2, N, M), the share of queries and of keys of which it is
+        active: Of each head and feature (2, N, M), the share of queries and of keys for which it is
             not zero.
-        images: How many they are means of.
+        images: How many images the means are over.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Profile:
         )
 
     def join(self, other: "Profile") -> "Profile":
-        """Both together, each image with the same weight."""
+        """Merges two profiles; each image has the same weight."""
         total = self.images + other.images
         names = (
             "weights",
@@ -109,12 +109,12 @@ class Profile:
 def profile(
     explainer: Explainer, images: Sequence[Image.Image | Tensor], batch_size: int = 32
 ) -> list[Profile]:
-    """The profiles of every layer that ripples.
+    """The profile of every ripple layer.
 
     Args:
         explainer: Whose layers.
         images: Pictures, or images (3, height, width) as its transform prepares them.
-        batch_size: How many are looked at together.
+        batch_size: How many images are processed at a time.
     """
     if not explainer.max_distance:
         raise ValueError(
@@ -149,7 +149,7 @@ def pictures_of_folder(folder: Path, count: int) -> list[Image.Image]:
 
 
 def recipe_pictures(weights: Path, image_size: int, count: int) -> list[Image.Image]:
-    """Pictures that a checkpoint's recipe tests with, spread over the whole set."""
+    """Test pictures of a checkpoint's recipe, spread over the whole set."""
     from ripple_lab.data.images import DataError
     from ripple_lab.data.module import open_data
     from ripple_lab.train.checkpoint import read_description
@@ -167,7 +167,7 @@ def recipe_pictures(weights: Path, image_size: int, count: int) -> list[Image.Im
 
 
 def training_rows(weights: Path) -> list[dict[str, Any]]:
-    """What the run that made a checkpoint wrote of its ripples after each epoch, if it did.
+    """What a checkpoint's run recorded about its ripples after each epoch, if it did.
 
     Args:
         weights: A run's own file of weights, or one of its `checkpoints/step-…/`.
@@ -230,7 +230,7 @@ def weight_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
 
 
 def halting_rows(profiles: Sequence[Profile]) -> list[dict[str, Any]]:
-    """The share of tokens that halts at every ring, and of those that do not."""
+    """The share of tokens that halt at each ring, and of those that do not halt."""
     return [
         {**_head(layer, it, n), "halts_at": ring, "share": f"{it.shares[n, g]:.6f}"}
         for layer, it in enumerate(profiles)
@@ -305,7 +305,7 @@ def draw_weights(profiles: Sequence[Profile]) -> Any:
 
 
 def draw_halting(profiles: Sequence[Profile]) -> Any:
-    """For every layer and head a map of the ring where tokens halt; bright looks far."""
+    """For every layer and head, a map of the ring where tokens halt; bright means far."""
     heads = max(len(it.halted) for it in profiles)
     figure, axes = plt.subplots(
         heads, len(profiles), figsize=(1.1 * len(profiles) + 1.8, 1.1 * heads + 0.8),

@@ -1,4 +1,4 @@
-"""What a classifier saw: the ripples of every layer, and the attention that came of them."""
+"""What a classifier saw: the ripples of every layer, and the resulting attention."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from ripple_lab.inspection.views import AS_TRAINED, LayerView, Settings, record_
 
 @dataclass(frozen=True)
 class Explanation:
-    """A picture, what it was taken for, and how every layer looked at it.
+    """A picture, its predicted classes, and how every layer looked at it.
 
     Attributes:
         picture: As the model saw it, (3, height, width) between 0 and 1.
@@ -35,7 +35,7 @@ class Explanation:
 
     @property
     def ripples(self) -> list[LayerView]:
-        """The layers that ripple."""
+        """The ripple layers."""
         return [view for view in self.layers if view.weights is not None]
 
 
@@ -108,19 +108,19 @@ class Explainer:
 
     @property
     def max_distance(self) -> int:
-        """The largest R_max of the layers; 0 where none ripples."""
+        """The largest R_max of the layers; 0 without ripple layers."""
         layers = [m for m in self.model.modules() if isinstance(m, RippleAttention)]
         return max((layer.partition.reach + 1 for layer in layers), default=0)
 
     @property
     def halt_threshold(self) -> float:
-        """τ of the first layer that ripples."""
+        """τ of the first ripple layer."""
         layers = (m for m in self.model.modules() if isinstance(m, RippleAttention))
         return next((layer.spatial_weights.halt_threshold for layer in layers), 0.0)
 
     @property
     def image_size(self) -> int:
-        """The side in pixels of the images that it was made for."""
+        """The side in pixels of the images that the model is made for."""
         from ripple_lab.train.classifier import preprocessing
 
         return preprocessing(self.model)["input_size"][-1]

@@ -1,7 +1,7 @@
 """Pictures of an explanation: a picture, its ripples, and the attention of one of its patches.
 
-Tiles of a section are pasted into one array, which draws faster than an axes for each, and shows
-the same in a file and in the browser.
+Tiles of a section are pasted into one array, which draws faster than one axes for each tile and
+looks the same in a file and in the browser.
 """
 
 from collections.abc import Callable, Sequence
@@ -35,7 +35,7 @@ KEY = (
 
 @dataclass
 class Tiles:
-    """Rows of maps (H, W), each with its brightest value; a row that is None in places has gaps."""
+    """Rows of maps (H, W), each with its brightest value; None in a row leaves a gap."""
 
     columns: list[str]
     rows: dict[str, list[Tensor | None]] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Tiles:
         largest: Sequence[float] | None = None,
         captions: Sequence[str] = (),
     ) -> None:
-        """A row; its own largest value is the scale of all its tiles unless one is given."""
+        """A row; its largest value is the scale of all its tiles, unless one is given."""
         top = max((_top(m) for m in maps if m is not None), default=1.0)
         self.rows[name] = list(maps)
         self.largest[name] = [top] * len(maps) if largest is None else list(largest)

@@ -13,14 +13,14 @@ FORMATS = ("PNG", "JPEG", "WEBP")
 
 
 class UploadError(ValueError):
-    """A file that is refused, and why, in words for the person who sent it."""
+    """A file is refused. The message tells the person who sent it why."""
 
 
 def decode(data: bytes) -> Image.Image:
     """A picture in colour, upright, from the bytes of a PNG, JPEG or WebP file.
 
-    Other formats' decoders are never tried, size and structure are checked before a pixel is
-    decoded, and of an animation only the first picture is taken.
+    Decoders of other formats are never tried. Size and structure are checked before a pixel is
+    decoded. Only the first picture of an animation is taken.
     """
     if len(data) > MAX_BYTES:
         raise UploadError(
@@ -45,7 +45,7 @@ def decode(data: bytes) -> Image.Image:
         raise UploadError(
             f"A picture may have {MAX_PIXELS:,} pixels; this one has far more."
         ) from None
-    except Exception:  # decoders meet broken files with errors of every kind
+    except Exception:  # decoders raise errors of every kind on broken files
         raise UploadError(
             "This file cannot be read as a picture: it is broken, cut short, or not a PNG, JPEG or "
             "WebP. Please try another."

@@ -71,7 +71,7 @@ class Viewer:
         return Explainer.from_checkpoint(self.paths[choice], device=self.device)
 
     def first_choice(self) -> str:
-        """The first checkpoint that can be loaded, and ripples if any does."""
+        """The first checkpoint that can be loaded, preferably one with ripple layers."""
         others = []
         for choice in self.choices:
             try:
@@ -196,7 +196,7 @@ def _halting(view: LayerView, at: tuple[int, int]) -> str:
 
 
 def moved(now: Explanation, before: Explanation, at: tuple[int, int]) -> float:
-    """The share of a patch's attention that lies elsewhere than before, mean of ripple layers."""
+    """The share of a patch's attention that moved, averaged over the ripple layers."""
     pairs = zip(now.ripples, before.ripples, strict=True)
     changes = [shares(a.coefficients(*at)) - shares(b.coefficients(*at)) for a, b in pairs]
     return float(torch.stack([c.abs().sum((-2, -1)).mean() / 2 for c in changes]).mean())

@@ -1,4 +1,4 @@
-"""Views of attention layers at work: their ripples, and by how much each token enters another."""
+"""Views of attention layers at work: their ripples, and how much each token counts in another."""
 
 import copy
 from collections.abc import Iterator
@@ -18,12 +18,12 @@ from ripple_attention.spatial_weights import SpatialWeights, halt, halt_group
 
 @dataclass(frozen=True)
 class Settings:
-    """Ripples other than those that were trained; None keeps what the layer has.
+    """Settings that replace the trained ones; None keeps what the layer has.
 
     Attributes:
         max_distance: A smaller R_max. Rings from this distance on join the rest, which takes what
-            is left of the stick. (A larger one has no meaning: nobody learned those sticks.)
-        halt_threshold: Another τ: the ripple halts where less than this is left of the stick.
+            is left of the stick. (A larger one means nothing: those sticks were not learned.)
+        halt_threshold: Another τ: the ripple halts when less than this is left of the stick.
     """
 
     max_distance: int | None = None
@@ -38,10 +38,10 @@ class LayerView:
     """One attention layer while it looked at some images.
 
     Attributes:
-        name: Of the layer in the model, as "blocks.0.attn".
+        name: Of the layer in the model, for example "blocks.0.attn".
         layer: The layer itself.
         q, k, v: Queries, keys and values (B, H, W, N, D), before the feature map.
-        output: What the layer made of them before its last projection (B, H, W, N, D).
+        output: The result before the last projection (B, H, W, N, D).
         mask: Its key padding mask (B, H, W), if it had one.
         weights: Spatial weights (B, H, W, N, G); None for a layer without ripples, as the next two.
         halted: int64 (B, H, W, N), the group where each token halted; G means that it did not.
@@ -72,7 +72,7 @@ class LayerView:
         return H, W
 
     def coefficients(self, row: int, column: int) -> Tensor:
-        """By how much each value enters the output of the query at (row, column).
+        """How much each value counts in the output of the query at (row, column).
 
             out_i = Σ_j c_ij v_j,    c_ij = α(i,j) φq_i·φk_j ÷ (Σ_j α(i,j) φq_i·φk_j + eps)
 
@@ -94,7 +94,7 @@ class LayerView:
         return out[:, row, column].unflatten(-1, (H, W))
 
     def linear_coefficients(self, row: int, column: int) -> Tensor:
-        """The same as linear attention would have them: the same features, all rings alike."""
+        """The same with linear attention: the same features, all rings alike."""
         self.check_patch(row, column)
         if not isinstance(self.layer, LinearAttention):
             raise ValueError(
@@ -150,7 +150,7 @@ class LayerView:
             return safe_divide(pairs, pairs.sum((-2, -1), keepdim=True) + self.layer.eps)
 
     def check_patch(self, row: int, column: int) -> None:
-        """Refuses what lies outside the grid."""
+        """Refuses a query outside the grid."""
         H, W = self.grid_size
         if not (0 <= row < H and 0 <= column < W):
             raise ValueError(
@@ -160,7 +160,7 @@ class LayerView:
 
 
 def shares(coefficients: Tensor) -> Tensor:
-    """Coefficients (…, H, W) as shares of the whole, for the eye: at least 0, adding up to 1."""
+    """Coefficients (…, H, W) as shares of the whole, to look at: at least 0, adding up to 1."""
     positive = coefficients.clamp(min=0)  # the features of `rfa` may have negative products
     return safe_divide(positive, positive.sum((-2, -1), keepdim=True))
 
@@ -172,7 +172,7 @@ def weights_of(
 ) -> tuple[Tensor, Tensor, Partition]:
     """The spatial weights of values (B, H, W, N, E), where they halted, and their partition.
 
-    As trained they are those that the layer computes.
+    Without settings they are those that the layer computes.
     """
     module, partition = layer.spatial_weights, layer.partition
     weights, sticks = _whole_stick(module, v), module.kind in ("stick-breaking", "truncated")
@@ -212,7 +212,7 @@ def record_attention(
 
     Yields:
         A dictionary that each forward pass fills, in the order of the layers. Results are unchanged
-        unless settings are given. Fused kernels stand aside, and compiled models are not seen.
+        unless settings are given. Fused kernels are not used, and compiled models are not seen.
 
     >>> layer = RippleAttention(32, num_heads=2)
     >>> with record_attention(layer) as views, torch.no_grad():
@@ -252,7 +252,7 @@ def _attend(
     v: Tensor,
     mask: Tensor | None,
 ) -> Tensor:
-    """Stands in for `layer.attend`, and keeps what passes."""
+    """Replaces `layer.attend`, and keeps its inputs and output."""
     weights = halted = partition = None
     if isinstance(layer, RippleAttention):
         weights, halted, partition = weights_of(layer, v, settings)
