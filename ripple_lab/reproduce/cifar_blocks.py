@@ -64,8 +64,8 @@ def claims() -> str:
         found = [difference(claim, epochs, committed_results()) for epochs in (FULL, SHORT)]
         differences = [paper[0] - paper[1], *found]
         rows.append([claim.text, verdict(claim, found[0]), *map(points, differences)])
-    headings = ("claim", f"at {FULL} epochs", "the paper's difference")
-    headings += (f"ours, {FULL} epochs", f"ours, {SHORT} epochs")
+    headings = ["claim", f"at {FULL} epochs", "the paper's difference"]
+    headings += [f"ours, {epochs} epochs" for epochs in (FULL, SHORT)]
     used = {name: name for claim in CLAIMS for name in (claim.more, claim.less)}
     return f"{markdown_table(headings, rows, words=2)}\n\n{departures(used, (FULL,))}"
 

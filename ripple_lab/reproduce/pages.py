@@ -37,8 +37,9 @@ def make_table(table: Table, results: Results, folder: Path) -> tuple[str, list[
             parts.append(f"## {heading}\n\n" + "\n".join(f"- {line}" for line in lines))
     if lacking:
         parts.append(
-            "`ripple results RUN … --output benchmarks/results/NAME.csv` then puts finished runs "
-            "where this command looks; benchmarks write there by themselves."
+            "`ripple results RUN … --output benchmarks/results/NAME.csv` gathers finished runs; "
+            "benchmarks write there by themselves. A checkout looks there, an installed package "
+            "with `--results benchmarks/results`."
         )
     return "\n\n".join(parts) + "\n", lacking
 

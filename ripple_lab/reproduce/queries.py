@@ -8,7 +8,7 @@ from typing import Any
 
 from ripple_lab.recipes import Listed, all_recipes
 from ripple_lab.reproduce.markdown import rounded
-from ripple_lab.results import Results, Row
+from ripple_lab.results import Results, Row, committed_results
 from ripple_lab.train.recipe import MAY_CHANGE, differences
 
 # Fields that do not change what is learned, or only where and when it is looked at.
@@ -79,6 +79,16 @@ def best(found: Iterable[Seeds], epochs: int | None = None) -> Seeds | None:
 def at_epochs(recipe: str, epochs: int, results: Results, metric: str = "top1") -> Seeds | None:
     """The runs of a recipe's model after so many epochs, nearest to the paper's setting."""
     return best(settings(recipe, metric, results), epochs)
+
+
+def own_result(recipe: str) -> str:
+    """What a recipe's own runs reached in all of its epochs; a star where they left it."""
+    metric, unit = ("ap", 100) if known()[recipe].recipe.task == "detection" else ("top1", 1)
+    own = [it for it in settings(recipe, metric, committed_results()) if it.recipe == recipe]
+    seeds = best(own, known()[recipe].recipe.epochs)
+    if seeds is None:
+        return "–"
+    return rounded(unit * seeds.mean(metric), 1) + "*" * bool(seeds.departures)
 
 
 def shared_epochs(recipes: Collection[str], metric: str, results: Results) -> int | None:
