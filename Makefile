@@ -60,7 +60,8 @@ dist: $(READY)  # a wheel and an sdist, checked, and the wheel tried alone
 	$(BIN)/uv pip install --quiet --python build/alone/bin/python dist/*.whl
 	cd build/alone && bin/python ../../tests/smoke.py
 
-results: $(READY)
+results: $(READY)  # counts the networks, then fills the blocks of README and docs
+	$(BIN)/python -m ripple_lab.reproduce.networks
 	$(BIN)/python -m ripple_lab.reproduce
 
 $(READY): pyproject.toml constraints.txt

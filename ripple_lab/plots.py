@@ -4,22 +4,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import torch
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import LogLocator, PercentFormatter
 from torch import Tensor
 
 from ripple_attention.partition import Partition, chebyshev, dense
 from ripple_attention.spatial_weights import fixed_weights, halt, halt_group, stick_breaking
 from ripple_lab.bench.op import read_csv
-from ripple_lab.files import replacing
-
-matplotlib.use("Agg")
-from matplotlib import pyplot as plt
-from matplotlib.colors import LogNorm
-from matplotlib.ticker import LogLocator, PercentFormatter
+from ripple_lab.canvas import PALETTE, check_suffix, plt, save
 
 COLORS = "viridis"
-ACCENT = "#D55E00"  # the orange of Okabe and Ito, which colour-blind eyes tell from blue
+ACCENT = PALETTE[1]
 
 
 def weight_map(
@@ -256,19 +252,3 @@ def draw_layers(rows: list[dict[str, Any]], path: Path) -> None:
         f"{rows[0]['hardware']}, {rows[0]['dtype']}: layers of tokens × batch, channels/heads; ms"
     )
     save(figure, path)
-
-
-def check_suffix(path: Path) -> None:
-    """Refuses what cannot be written, before any work."""
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"the picture to write must end in .png or .svg; got {path}")
-
-
-def save(figure: Any, path: Path) -> None:
-    """Writes a figure, whole or not at all, and frees it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with replacing(path) as unfinished:
-            figure.savefig(unfinished, format=path.suffix.lstrip("."), dpi=130)
-    finally:
-        plt.close(figure)

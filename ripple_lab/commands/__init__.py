@@ -86,6 +86,9 @@ def reproduce(
     output: Annotated[Path, typer.Option(help="Folder of the pages and figures.")] = Path(
         "reproduced"
     ),
+    results: Annotated[
+        Path | None, typer.Option(help="Folder of result files; ours unless given.")
+    ] = None,
 ) -> None:
     """Show the paper's tables and figures beside ours.
 
@@ -98,7 +101,7 @@ def reproduce(
     if show or not names:
         made.list_all(console)
     else:
-        made.reproduce(names, output, console)
+        made.reproduce(names, output, console, results)
 
 
 @app.command()

@@ -188,7 +188,8 @@ def write_training(rows: list[dict[str, Any]], folder: Path) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     write_csv(rows, path.with_suffix(".csv"))
     title = "JSD between the ripples and the fixed weights, in training"
-    draw_curve(title, {"this run": rows}, rows[0]["groups"], path)
+    uniform = uniform_divergence(rows[0]["groups"])
+    draw_curve(title, {"this run": rows}, uniform, path, halting=True)
     return [path.with_suffix(suffix) for suffix in (".csv", ".png", ".svg")]
 
 

@@ -1,42 +1,46 @@
-"""Figures, as PNG and SVG, in colours that colour-blind eyes tell apart."""
+"""Pictures of tables, of curves, and of the divergence in training, as PNG and SVG."""
 
-from itertools import cycle, product
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
-from ripple_lab.divergence import uniform_divergence
-from ripple_lab.plots import plt, save
+from ripple_lab.canvas import MARKERS, PALETTE, plt, save_both
 from ripple_lab.reproduce.columns import COLUMNS
-from ripple_lab.reproduce.found import Row
-from ripple_lab.reproduce.layout import PaperTable
-from ripple_lab.reproduce.pages import Filled, row_label
-from ripple_lab.reproduce.speeds import Line, Setting, points
-from ripple_lab.reproduce.values import Measured
+from ripple_lab.reproduce.speeds import Setting, points, refused
+from ripple_lab.reproduce.table import Filled, Table, TableRow
+from ripple_lab.results import Row
 
-# Okabe and Ito's colours, and a marker each for prints without any.
-PALETTE = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 PAPER, OURS = PALETTE[:2]
 
 
-def draw_table(table: PaperTable, filled: Filled, folder: Path) -> None:
-    """One column of a table as dots, a line for each row: the paper's, and ours with its range."""
-    column, values = COLUMNS[table.drawn], filled[table.drawn]
-    height = 1.4 + 0.4 * len(table.rows)
-    figure, ax = plt.subplots(figsize=(8.5, height), layout="constrained")
-    said: list[tuple[str, float, int, bool]] = []
-    for place, (row, value) in enumerate(zip(table.rows, values, strict=True)):
-        if table.drawn in row.paper:
-            ax.plot(row.paper[table.drawn], place, "o", color=PAPER, mfc="white", ms=8, mew=1.8)
-        for below, part in enumerate(value.parts() if isinstance(value, Measured) else []):
-            mean, (least, most) = part.mean, (min(part.numbers), max(part.numbers))
-            ax.errorbar(
-                mean, place, xerr=[[mean - least], [most - mean]], fmt="s", color=OURS, ms=6,
-                capsize=3,
-            )  # fmt: skip
-            said.append((", ".join(part.departs), mean, place, bool(below)))
-    ax.margins(x=0.12)
-    for words, mean, place, below in said:  # not beside it, where the paper's dot may be
+def is_drawn(table: Table, filled: Filled) -> bool:
+    """Whether there is a result of ours to draw."""
+    cells = zip(*(filled[name] for name in table.drawn), strict=True)
+    return any(all(cell[-1].numbers for cell in row) for row in cells)
+
+
+def draw_table(table: Table, filled: Filled, folder: Path) -> None:
+    """One column as dots, a line for each row; or one against the other."""
+    draw = _draw_column if len(table.drawn) == 1 else _draw_against
+    save_both(draw(table, filled), folder / table.name)
+
+
+def _draw_column(table: Table, filled: Filled) -> Any:
+    """The paper's numbers and ours, with the range of seeds and the notes in words."""
+    (name,) = table.drawn
+    figure, ax = plt.subplots(figsize=(8.5, 1.6 + 0.42 * len(table.rows)), layout="constrained")
+    notes: list[tuple[str, float, int, bool]] = []
+    for place, (row, cell) in enumerate(zip(table.rows, filled[name], strict=True)):
+        if name in row.paper:
+            ax.plot(row.paper[name], place, "o", color=PAPER, mfc="white", ms=8, mew=1.8)
+        for below, number in enumerate(number for number in cell if number.numbers):
+            mean, least, most = number.mean, min(number.numbers), max(number.numbers)
+            spread = [[mean - least], [most - mean]]
+            ax.errorbar(mean, place, xerr=spread, fmt="s", color=OURS, ms=6, capsize=3)
+            notes.append((", ".join(number.notes), mean, place, bool(below)))
+    ax.margins(x=0.14)
+    for words, mean, place, below in notes:  # not beside it, where the paper's dot may be
         left = mean < sum(ax.get_xlim()) / 2
         ax.annotate(
             words, (mean, place), (-4 if left else 4, -5 if below else 5), fontsize=7.5,
@@ -44,88 +48,148 @@ def draw_table(table: PaperTable, filled: Filled, folder: Path) -> None:
             textcoords="offset points",
         )  # fmt: skip
     ax.plot([], [], "o", color=PAPER, mfc="white", ms=8, mew=1.8, label="paper")
-    measured = any(isinstance(value, Measured) for value in values)
-    ax.plot([], [], "s", color=OURS, ms=6, label="ours" if measured else "ours: not yet run")
-    names = [row_label(table, row.label, row.facts) for row in table.rows]
-    ax.set_yticks(range(len(names)), names)
-    ax.set(xlabel=column.heading, title=table.title, ylim=(len(names) - 0.5, -0.5))
+    ax.plot([], [], "s", color=OURS, ms=6, label="ours")
+    ax.set_yticks(range(len(table.rows)), [table.name_of(row) for row in table.rows])
+    ax.set(xlabel=COLUMNS[name].heading, ylabel=table.subject, ylim=(len(table.rows) - 0.5, -0.6))
     ax.grid(alpha=0.3)
-    ax.legend(loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)
-    save_both(figure, folder / table.name)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    figure.suptitle(table.title)
+    return figure
+
+
+def _draw_against(table: Table, filled: Filled) -> Any:
+    """One column against the other, the paper's on the left and ours on the right."""
+    across, up = table.drawn
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    notes: dict[str, None] = {}
+    for index, row in enumerate(table.rows):
+        look = {"marker": MARKERS[index % 7], "color": PALETTE[index % 7], "ms": 9, "ls": ""}
+        look |= {"mfc": "white", "mew": 2} if index >= 7 else {}
+        label, ours = table.name_of(row), (filled[across][index][-1], filled[up][index][-1])
+        if all(number.numbers for number in ours):
+            axes[1].plot(ours[0].mean, ours[1].mean, **look)
+            notes |= dict.fromkeys(note for number in ours for note in number.notes)
+        else:
+            label += " (ours: not yet run)"
+        axes[0].plot(row.paper[across], row.paper[up], **look, label=label)
+    said = f"ours: {', '.join(notes)}" if notes else "ours"
+    for ax, title in zip(axes, ("the paper", said), strict=True):
+        ax.set(xlabel=COLUMNS[across].heading, ylabel=COLUMNS[up].heading, title=title)
+        ax.margins(0.1)
+        ax.ticklabel_format(useOffset=False)
+        ax.xaxis.set_major_locator(plt.MaxNLocator(5))
+        ax.xaxis.set_major_formatter("{x:,.0f}")
+        ax.grid(alpha=0.3)
+    figure.legend(loc="outside right center", frameon=False, fontsize=9)
+    figure.suptitle(f"{table.title}\ndifferent machines: compare the order, not the speeds")
+    return figure
 
 
 def draw_curves(
     title: str,
-    lines: tuple[Line, ...],
+    lines: Sequence[TableRow],
     setting: Setting | None,
-    passes: tuple[str, ...],
+    passes: Sequence[str],
     path: Path,
 ) -> None:
-    """Time and memory against tokens, a row of panels for each pass."""
+    """Time and memory against tokens, a row of panels for each pass.
+
+    A line that others hide is wider, and has larger markers, than those above it. Dashed lines are
+    of PyTorch operations.
+    """
     figure, axes = plt.subplots(
-        len(passes), 2, figsize=(10, 3.6 * len(passes)), layout="constrained", squeeze=False
+        len(passes), 2, figsize=(11, 3.7 * len(passes) + 0.6), layout="constrained", squeeze=False
     )
     for step, pair in zip(passes, axes, strict=True):
-        quantities = (("median_ms", "milliseconds"), ("peak_mb", "peak memory, MB"))
-        for ax, (quantity, name) in zip(pair, quantities, strict=True):
-            for line, color, marker in zip(lines, PALETTE, MARKERS, strict=False):
-                found = points(setting.rows, line, step, quantity) if setting else []
+        for ax, (quantity, name) in zip(
+            pair, (("median_ms", "milliseconds"), ("peak_mb", "peak memory, MB")), strict=True
+        ):
+            for index, (line, color, marker) in enumerate(
+                zip(lines, PALETTE, MARKERS, strict=False)
+            ):
+                found = points(setting, line, step, quantity)
                 if found:
-                    ax.plot(*zip(*found, strict=True), color=color, marker=marker, label=line.label)
+                    size, style = (
+                        2.5 * (len(lines) - 1 - index),
+                        "--" if "PyTorch" in line.label else "-",
+                    )
+                    ax.plot(
+                        *zip(*found, strict=True), color=color, marker=marker, label=line.label,
+                        ls=style, lw=1.5 + size / 4, ms=5 + size, mfc="none", mew=1.6, zorder=2,
+                    )  # fmt: skip
+                for tokens, why in refused(setting, line, step).items():
+                    _mark_refused(ax, tokens, f"{line.label.split(':')[0]}: {why}", color)
             ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel=name, title=step)
-            ax.grid(alpha=0.3)
-            if not ax.lines:
+            ax.margins(y=0.18)  # room for what does not fit
+            if ax.lines:
+                sizes = sorted(
+                    {x for line in lines for x, _ in points(setting, line, step, quantity)}
+                )
+                ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+                ax.minorticks_off()
+            else:
                 ax.text(0.5, 0.5, "not yet run", ha="center", transform=ax.transAxes)
+            ax.grid(alpha=0.3)
     if axes[0, 0].lines:
-        figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center")
-    figure.suptitle(f"{title}\n{setting.words}" if setting else title)
+        handles, labels = axes[0, 0].get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False,
+                      markerscale=0.6)  # fmt: skip
+    words = setting.words.partition(";")[0] if setting else ""
+    figure.suptitle(f"{title}\n{words}")
     save_both(figure, path)
 
 
-def draw_divergence(title: str, runs: dict[str, list[Row]], groups: int, path: Path) -> None:
-    """The divergence from the fixed weights, its layers, and where ripples halt, in training."""
-    figure, axes = plt.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
-    colors = PALETTE[:1] + PALETTE[2:]  # one is that of the dashed line
-    looks = cycle(product(("-", ":", "-."), colors))
-    for (name, rows), (style, color) in zip(runs.items(), looks, strict=False):
-        look = {"color": color, "ls": style, "label": name}
+def _mark_refused(ax: Any, tokens: int, words: str, color: str) -> None:
+    """A cross at the upper edge, where a point would be too large to be measured."""
+    where = ax.get_xaxis_transform()
+    ax.plot(tokens, 0.97, "x", color=color, ms=10, mew=2.5, transform=where, clip_on=False)
+    ax.annotate(words, (tokens, 0.97), (-9, 0), xycoords=where, textcoords="offset points",
+                ha="right", va="center", fontsize=8, color=color)  # fmt: skip
+
+
+def draw_divergence(
+    title: str, runs: dict[str, list[Row]], uniform: float, path: Path, halting: bool = False
+) -> None:
+    """The divergence from the fixed weights in training, a mean over the layers with their spread.
+
+    Args:
+        title: Of the figure.
+        runs: Rows of metrics, or of `summary`, by the name of a system.
+        uniform: The divergence of uniform weights.
+        path: Without a suffix.
+        halting: Draws the mean group at which ripples halt, too.
+    """
+    figure, axes = plt.subplots(
+        1, 1 + halting, figsize=(11 if halting else 7, 4.4), layout="constrained", squeeze=False
+    )
+    ax, *others = axes[0]
+    top = uniform
+    for (name, rows), (style, color) in zip(
+        runs.items(), product(("-", "-."), (PALETTE[0], *PALETTE[2:])), strict=False
+    ):
         epochs = [row["epoch"] for row in rows]
-        axes[0].plot(epochs, [row["jsd"] for row in rows], **look)
-        if all(row.get("halting_group") is not None for row in rows):
-            axes[2].plot(epochs, [row["halting_group"] for row in rows], **look)
-    uniform = uniform_divergence(groups)
-    axes[0].axhline(uniform, color=OURS, ls="--", label="uniform weights")
-    axes[0].set(title="JSD to the fixed weights", ylabel="nats", ylim=(0, None))
-    _draw_layers(axes[1], next(iter(runs.items()), ("", [])))
-    axes[1].axhline(uniform, color=OURS, ls="--")
-    axes[1].set(ylabel="nats", ylim=(0, None))
-    axes[2].set(title="mean group at which ripples halt", ylabel="group", ylim=(0, groups + 0.2))
-    for ax in axes:
-        ax.set(xlabel="epoch")
-        ax.grid(alpha=0.3)
+        layers = [column for column in rows[0] if column.startswith("jsd/layer_")]
+        spread = [[row[column] for column in layers] or [row["jsd"]] for row in rows]
+        least, most = [min(values) for values in spread], [max(values) for values in spread]
+        top = max(top, *most)
+        marker = "o" if len(rows) < 4 else ""
+        ax.plot(epochs, [row["jsd"] for row in rows], color=color, ls=style, marker=marker,
+                label=f"{name}, mean of {len(layers)} layers")  # fmt: skip
+        ax.fill_between(epochs, least, most, color=color, alpha=0.18, lw=0, label="its layers")
+        for other in others:
+            other.plot(epochs, [row["halting_group"] for row in rows], color=color, marker=marker)
+    ax.axhline(uniform, color=OURS, ls="--", label="uniform weights (linear attention)")
+    ax.axhline(0, color="black", lw=2.5, label="fixed weights", clip_on=False)
+    last = max((rows[-1]["epoch"] for rows in runs.values()), default=1)
+    ax.set(ylabel="JSD to the fixed weights, nats", ylim=(0, 1.12 * top))
+    for other in others:
+        other.set(ylabel="mean group at which ripples halt")
+        other.margins(y=0.3)
+    for each in axes[0]:
+        each.set(xlabel="epoch", xlim=(0, last))
+        each.grid(alpha=0.3)
     if not runs:
-        axes[0].text(0.5, 0.4, "not yet run", ha="center", transform=axes[0].transAxes)
-    labels = axes[0].get_legend_handles_labels()
-    figure.legend(*labels, loc="outside lower center", ncols=3, fontsize=9, frameon=False)
+        ax.text(0.5, 0.4, "not yet run", ha="center", transform=ax.transAxes)
+    figure.legend(loc="outside lower center", ncols=2, fontsize=9, frameon=False)
     figure.suptitle(title)
     save_both(figure, path)
-
-
-def _draw_layers(ax: Any, run: tuple[str, list[Row]]) -> None:
-    name, rows = run
-    layers = [column for column in (rows[0] if rows else {}) if column.startswith("jsd/layer_")]
-    for number, column in enumerate(layers):
-        color = plt.get_cmap("viridis")(number / max(1, len(layers) - 1))
-        values = [(row["epoch"], row[column]) for row in rows if row[column] is not None]
-        if values:
-            layer = int(column.removeprefix("jsd/layer_")) + 1
-            ax.plot(*zip(*values, strict=True), color=color, label=f"layer {layer}")
-    if layers:
-        ax.legend(fontsize=7, ncols=2)
-    ax.set_title(f"layers of {name}" if layers else "layer by layer", fontsize=9)
-
-
-def save_both(figure: Any, path: Path) -> None:
-    """As PNG and as SVG, next to each other."""
-    for suffix in (".png", ".svg"):
-        save(figure, path.with_name(path.name + suffix))

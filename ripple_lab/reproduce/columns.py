@@ -1,137 +1,82 @@
-"""The columns of tables: for each, where our numbers come from."""
+"""The columns of tables, each with the query that finds our numbers."""
 
 from collections.abc import Callable
 from functools import cache
 
-import timm
-import torch
-
-import ripple_attention.models  # noqa: F401  (makes the names known to timm)
-from ripple_attention.models import count_parameters
-from ripple_lab.bench.detection import detector_cost
-from ripple_lab.reproduce.found import Results
-from ripple_lab.reproduce.layout import Column, PaperTable
-from ripple_lab.reproduce.runs import best_runs, shared_epochs
-from ripple_lab.reproduce.speeds import (
-    FIT_FROM,
-    Setting,
-    exponent,
-    nearest,
-    operator_commands,
-    operator_setting,
-    points,
-    speeds,
-)
-from ripple_lab.reproduce.values import Measured, Missing, Value
-
-Ours = Callable[[PaperTable, Results], list[Value]]
+from ripple_lab.reproduce import networks
+from ripple_lab.reproduce.queries import Seeds, in_short, known, shared_epochs, shown_runs
+from ripple_lab.reproduce.speeds import growth, images_per_second, seconds
+from ripple_lab.reproduce.table import Cell, Column, Number, Table
+from ripple_lab.results import Results, Row
 
 
-def trained(quantity: str, unit: float = 1) -> Ours:
-    """A result of training, times a unit."""
+def trained(metric: str, unit: float = 1) -> Callable[[Table, Results], list[Cell]]:
+    """A result of training: at full length, and where rows are compared at fewer epochs, there."""
 
-    def ours(table: PaperTable, results: Results) -> list[Value]:
-        recipes = [str(row.recipe) for row in table.rows]
-        named = frozenset(row.recipe for row in table.rows if row.recipe)
-        epochs = shared_epochs(sorted(named), quantity, results)
-        return [best_runs(name, quantity, results, named, unit, epochs) for name in recipes]
+    def ours(table: Table, results: Results) -> list[Cell]:
+        recipes = {row.recipe for row in table.rows}
+        epochs = shared_epochs(recipes, metric, results)
+        return [
+            tuple(
+                _number(seeds, row.recipe, metric, unit, first=place == 0)
+                for place, seeds in enumerate(
+                    shown_runs(row.recipe, metric, results, recipes, epochs)
+                )
+            )
+            or (Number(command=known()[row.recipe].command),)
+            for row in table.rows
+        ]
 
     return ours
 
 
-def parameters(table: PaperTable, _: Results) -> list[Value]:
-    """Millions of learned numbers, counted."""
-    return [
-        Measured((_count(row.model, row.positions) / 1e6,)) if row.model else Missing(why="–")
-        for row in table.rows
-    ]
-
-
-def multiply_adds(table: PaperTable, _: Results) -> list[Value]:
-    """Billions of multiply-adds of a detector, counted."""
-    return [Measured((_detector(str(row.model))[1],)) for row in table.rows]
-
-
-def seconds(table: PaperTable, results: Results) -> list[Value]:
-    """Seconds that a detector takes for one image, all on one machine."""
-    timed = [
-        row
-        for row in results.detectors
-        if (row["part"], row["pass"], row["status"]) == ("detector", "forward", "ok")
-        and row["batch"] == 1
-    ]
-    chosen = nearest(timed, {}, len)
-    found = {row["system"]: row for row in chosen.rows} if chosen else {}
-    values: list[Value] = []
-    for model in (str(row.model) for row in table.rows):
-        if model in found:
-            row = found[model]
-            source = f"time: {row['hardware']}, {row['dtype']}; `{row['file']}`"
-            values.append(Measured((row["median_ms"] / 1e3,), (), source, (row["file"],)))
-        else:
-            values.append(Missing(("ripple bench detection --grids none",)))
-    return values
-
-
-def images_per_second(table: PaperTable, results: Results) -> list[Value]:
-    """Speed of whole models, forward."""
-    return speeds([row.system for row in table.rows], table.tokens, results, table.name)
-
-
-def growth(step: str, quantity: str) -> Ours:
-    """The power of the number of tokens by which time or memory grows."""
-
-    def ours(table: PaperTable, results: Results) -> list[Value]:
-        lines = [row.line for row in table.rows if row.line]
-        assert len(lines) == len(table.rows)
-        setting = operator_setting(lines, results)
-        values: list[Value] = []
-        for line in lines:
-            found = points(setting.rows, line, step, quantity) if setting else []
-            power = exponent(found)
-            if power is None or setting is None:
-                values.append(Missing(operator_commands(line.growing)))
-            else:
-                values.append(Measured((power,), (), _fit(setting, found), setting.files))
-        return values
-
-    return ours
-
-
-def _fit(setting: Setting, found: list[tuple[int, float]]) -> str:
-    fitted = [f"{tokens:,}" for tokens, _ in found if tokens >= FIT_FROM]
-    files = ", ".join(f"`{file}`" for file in setting.files)
-    return f"fitted at {', '.join(fitted)} tokens; {setting.words}; {files}"
+def counted(quantity: str) -> Callable[[Table, Results], list[Cell]]:
+    """What a recipe's network is made of."""
+    return lambda table, _: [(Number((network(row.recipe)[quantity],)),) for row in table.rows]
 
 
 @cache
-def _count(model: str, positions: bool) -> int:
-    if model.startswith("smca"):
-        return _detector(model)[0]
-    with torch.device("meta"):  # counts need no numbers
-        return count_parameters(
-            timm.create_model(model, pos_embed="learn" if positions else "none")
-        )
+def network(recipe: str) -> Row:
+    """The counts of a recipe's network: those of the file, else made now."""
+    from ripple_lab.results import committed_results
+
+    kept = {row["recipe"]: row for row in committed_results().file(networks.FILE)}
+    return kept.get(recipe) or networks.count(known()[recipe].recipe)
 
 
-@cache
-def _detector(model: str) -> tuple[int, float]:
-    cost = detector_cost(model)
-    return cost.parameters, cost.gflops
+def _number(seeds: Seeds, recipe: str, metric: str, unit: float, first: bool) -> Number:
+    notes, full = in_short(seeds), known()[recipe].recipe.epochs
+    if seeds.epochs == full and notes:
+        notes.insert(0, f"{full} epochs")
+    numbers = sorted({run["seed"] for run in seeds.runs})
+    said = [f"{seeds.epochs} epochs, seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"]
+    said[0] += f", {', '.join(dict.fromkeys(run['hardware'] for run in seeds.runs))}"
+    if seeds.recipe != recipe:
+        said.append(f"`{seeds.recipe}`")
+    if seeds.departures:
+        changes = "; ".join(f"{name}: {change}" for name, change in seeds.departures.items())
+        said.append(f"departs from the paper's setting in {changes}")
+    said.append(", ".join(f"`{file}`" for file in sorted({run["file"] for run in seeds.runs})))
+    return Number(
+        tuple(unit * run[metric] for run in seeds.runs),
+        tuple(notes),
+        "; ".join(said),
+        known()[recipe].command if seeds.departures and first else "",
+    )
 
 
 COLUMNS: dict[str, Column] = {
-    "parameters": Column("M parameters", (2, 2), parameters),
-    "detector": Column("M parameters", (1, 1), parameters),
-    "gflops": Column("G multiply-adds", (0, 0), multiply_adds),
+    "parameters": Column("M parameters", (2, 2), counted("millions")),
+    "detector": Column("M parameters", (1, 1), counted("millions")),
+    "gflops": Column("G multiply-adds", (0, 0), counted("gflops")),
     "seconds": Column("seconds an image", (3, 4), seconds),
-    "top1": Column("top-1 %", (2, 1), trained("top1"), trained=True),
-    "top5": Column("top-5 %", (2, 1), trained("top5"), trained=True),
+    "top1": Column("top-1 %", (2, 1), trained("top1")),
+    "top5": Column("top-5 %", (2, 1), trained("top5")),
     "speed": Column("images/s", (0, 0), images_per_second),
-    "ap": Column("AP", (1, 1), trained("ap", 100), trained=True),
-    "ap_small": Column("AP, small", (1, 1), trained("ap_small", 100), trained=True),
-    "ap_medium": Column("AP, medium", (1, 1), trained("ap_medium", 100), trained=True),
-    "ap_large": Column("AP, large", (1, 1), trained("ap_large", 100), trained=True),
+    "ap": Column("AP", (1, 1), trained("ap", 100)),
+    "ap_small": Column("AP, small", (1, 1), trained("ap_small", 100)),
+    "ap_medium": Column("AP, medium", (1, 1), trained("ap_medium", 100)),
+    "ap_large": Column("AP, large", (1, 1), trained("ap_large", 100)),
     "forward": Column("power of T: time, forward", (1, 2), growth("forward", "median_ms")),
     "both": Column(
         "power of T: time, both passes", (1, 2), growth("forward+backward", "median_ms")

@@ -1,6 +1,7 @@
 """`ripple reproduce`: tables and figures by name, into a folder."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -8,49 +9,34 @@ from rich.table import Table
 
 from ripple_lab.console import did_you_mean
 from ripple_lab.files import replace_text
-from ripple_lab.reproduce.charts import draw_table
-from ripple_lab.reproduce.figures import PARTITIONS, SPEED, make_curves, make_divergence
-from ripple_lab.reproduce.found import FOLDER, Results, read_results
-from ripple_lab.reproduce.layout import PaperTable
-from ripple_lab.reproduce.pages import fill, missing, page
+from ripple_lab.reproduce import figures
+from ripple_lab.reproduce.pages import make_table
 from ripple_lab.reproduce.tables import TABLES
+from ripple_lab.results import Results
 
 EVERYTHING = "all"
-Make = Callable[[Results, Path], tuple[str, list[str]]]
+Make = Callable[[Results, Path], figures.Made]
 
-
-def make_table(table: PaperTable, results: Results, folder: Path) -> tuple[str, list[str]]:
-    """Draws a table; gives its page, and what is missing."""
-    filled = fill(table, results)
-    draw_table(table, filled, folder)
-    return page(table, filled), missing(table, filled)
-
-
-def catalogue() -> dict[str, tuple[str, Make]]:
-    """What can be reproduced: by name its title, and what makes it."""
-    made: dict[str, tuple[str, Make]] = {
-        table.name: (table.title, lambda results, folder, t=table: make_table(t, results, folder))  # type: ignore[misc]
-        for table in TABLES
-    }
-    for curves in (SPEED, PARTITIONS):
-        made[curves.name] = (
-            curves.title,
-            lambda results, folder, c=curves: make_curves(c, results, folder),  # type: ignore[misc]
-        )
-    made["figure-jsd"] = "Figure: JSD of the spatial weights in training", make_divergence
-    return made
+CATALOGUE: dict[str, tuple[str, Make]] = {
+    **{table.name: (table.title, partial(make_table, table)) for table in TABLES},
+    "figure-1": ("Figure 1: rings, their weights and a halted ripple", figures.make_figure_1),
+    **{
+        curves.name: (curves.title, partial(figures.make_curves, curves))
+        for curves in (figures.SPEED, figures.PARTITIONS)
+    },
+    "figure-jsd": ("Figure: JSD of the spatial weights in training", figures.make_divergence),
+}
 
 
 def find_names(names: list[str]) -> list[str]:
     """The names that were asked for, `all` spelt out, each once."""
-    known = catalogue()
     for name in names:
-        if name not in (*known, EVERYTHING):
-            hint = did_you_mean(name, [*known, EVERYTHING])
+        if name not in (*CATALOGUE, EVERYTHING):
+            hint = did_you_mean(name, [*CATALOGUE, EVERYTHING])
             raise ValueError(
                 f"there is no table or figure {name!r}: {hint}`ripple reproduce --list` shows all"
             )
-    return list(known) if EVERYTHING in names else list(dict.fromkeys(names))
+    return list(CATALOGUE) if EVERYTHING in names else list(dict.fromkeys(names))
 
 
 def list_all(console: Console) -> None:
@@ -58,31 +44,31 @@ def list_all(console: Console) -> None:
     table = Table(box=None)
     table.add_column("name", no_wrap=True)
     table.add_column("shows")
-    for name, (title, _) in catalogue().items():
+    for name, (title, _) in CATALOGUE.items():
         table.add_row(name, title.partition(": ")[2])
     table.add_row(EVERYTHING, "every table and figure")
     console.print(table)
 
 
 def reproduce(
-    names: list[str], output: Path, console: Console, results: Path = FOLDER
+    names: list[str], output: Path, console: Console, results: Path | None = None
 ) -> dict[str, list[str]]:
-    """Writes NAME.md, NAME.png and NAME.svg for each name.
+    """Writes NAME.md for each name, and NAME.png and NAME.svg where there is something to draw.
 
     Args:
-        names: Of `catalogue`, or "all".
+        names: Of `CATALOGUE`, or "all".
         output: The folder to write to.
         console: Where the tables are shown.
-        results: The folder of result files.
+        results: The folder of result files; that of this package unless given.
 
     Returns:
         By name, what is missing, each with the command that makes it.
     """
     chosen = find_names(names)
-    found, lacking = read_results(results), {}
+    found, lacking = Results(results), {}
     output.mkdir(parents=True, exist_ok=True)
     for name in chosen:
-        _, make = catalogue()[name]
+        _, make = CATALOGUE[name]
         with console.status(name):
             text, lacking[name] = make(found, output)
         replace_text(output / f"{name}.md", text)

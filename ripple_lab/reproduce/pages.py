@@ -1,92 +1,81 @@
-"""A table as Markdown: the paper's numbers beside ours, where ours come from, what is missing."""
+"""A page for a table: the table, its picture, how ours ran, and the commands of what is missing."""
 
-from ripple_lab.reproduce.columns import COLUMNS
-from ripple_lab.reproduce.found import Results
-from ripple_lab.reproduce.layout import PaperTable
-from ripple_lab.reproduce.values import Measured, Value, remedy
+from collections.abc import Callable
+from pathlib import Path
 
-Filled = dict[str, list[Value]]
+from ripple_lab.reproduce.columns import COLUMNS, network
+from ripple_lab.reproduce.markdown import listed
+from ripple_lab.reproduce.queries import known
+from ripple_lab.reproduce.table import Table, TableRow, grid, missing, sources
+from ripple_lab.results import Results
+
+SCALINGS = {
+    "none": "as they are",
+    "scaled": "times D^(−1/4)",
+    "unit": "of unit length",
+    "unit-scaled": "of length D^(1/4)",
+}
 
 
-def fill(table: PaperTable, results: Results) -> Filled:
-    """Our values of each column, one for each row."""
-    return {name: COLUMNS[name].ours(table, results) for name in table.columns}
+def make_table(table: Table, results: Results, folder: Path) -> tuple[str, list[str]]:
+    """Draws a table, if there is something of ours to draw; gives its page, and what is missing."""
+    from ripple_lab.reproduce.charts import draw_table, is_drawn
 
-
-def page(table: PaperTable, filled: Filled) -> str:
-    """A whole page."""
-    parts = [f"# {table.title}", table.setting, grid(table, filled)]
-    parts.append(f"![{table.title}]({table.name}.png)")
-    found, lacking = sources(table, filled), missing(table, filled)
-    if found:
-        parts.append("## Where ours come from\n\n" + "\n".join(f"- {line}" for line in found))
+    filled = {name: COLUMNS[name].ours(table, results) for name in table.columns}
+    parts = [f"# {table.title}", table.setting, grid(table, COLUMNS, filled)]
+    if is_drawn(table, filled):
+        draw_table(table, filled, folder)
+        parts.append(f"![{table.title}]({table.name}.png)")
+    lacking = missing(table, filled)
+    sections = {
+        "How ours run": how_ours_run(table),
+        "Where ours come from": sources(table, filled),
+        "Not there yet": lacking,
+    }
+    for heading, lines in sections.items():
+        if lines:
+            parts.append(f"## {heading}\n\n" + "\n".join(f"- {line}" for line in lines))
     if lacking:
-        parts.append("## Not there yet\n\n" + "\n".join(f"- {line}" for line in lacking))
         parts.append(
-            "`ripple results RUN … --output benchmarks/results/NAME.csv` then puts finished runs "
-            "where this command looks; benchmarks write there by themselves."
+            "`ripple results RUN … --output benchmarks/results/NAME.csv` gathers finished runs; "
+            "benchmarks write there by themselves. A checkout looks there, an installed package "
+            "with `--results benchmarks/results`."
         )
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(parts) + "\n", lacking
 
 
-def grid(
-    table: PaperTable,
-    filled: Filled,
-    rows: list[int] | None = None,
-    columns: tuple[str, ...] | None = None,
-) -> str:
-    """The table itself; some of its rows and columns alone, where asked."""
-    columns = columns or table.columns
-    headings = [table.subject, *table.facts]
-    for name in columns:
-        heading = COLUMNS[name].heading
-        headings += [f"{heading}, paper"] * _in_paper(table, name) + [f"{heading}, ours"]
-    words = 1 + len(table.facts)
-    lines = [headings, ["---"] * words + ["---:"] * (len(headings) - words)]
-    for number in range(len(table.rows)) if rows is None else rows:
-        row = table.rows[number]
-        cells = [row.label, *row.facts]
-        for name in columns:
-            papers, ours = COLUMNS[name].decimals
-            if _in_paper(table, name):
-                cells.append(f"{row.paper[name]:,.{papers}f}" if name in row.paper else "–")
-            cells.append(filled[name][number].text(ours))
-        lines.append(cells)
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+def how_ours_run(table: Table) -> list[str]:
+    """What the rows' recipes and networks decide, rows that agree on one line."""
+    rows = [row for row in table.rows if row.recipe]
+    lines = _grouped(table, rows, _schedule) + _grouped(table, rows, _attention)
+    return [line for line in lines if line]
 
 
-def sources(table: PaperTable, filled: Filled) -> list[str]:
-    """For each row of ours what it was measured on; the same words once."""
-    rows: dict[str, list[str]] = {}
-    for values in filled.values():
-        for row, value in zip(table.rows, values, strict=True):
-            for part in value.parts() if isinstance(value, Measured) else []:
-                if part.source:
-                    labels = rows.setdefault(part.source, [])
-                    label = row_label(table, row.label, row.facts)
-                    label += f" (`{part.recipe}`)" if part.recipe else ""
-                    labels += [label] if label not in labels else []
-    return [f"{', '.join(labels)}: {source}" for source, labels in rows.items()]
+def _schedule(row: TableRow) -> str:
+    recipe = known()[row.recipe].recipe
+    optimizer = recipe.optimizer
+    clip = f"clipped to norm {optimizer.clip:g}" if optimizer.clip else "not clipped"
+    return (
+        f"recipes of {recipe.epochs} epochs, {recipe.batch_size:,} images at a time, learning rate "
+        f"{optimizer.lr:g}, gradients {clip}"
+    )
 
 
-def missing(table: PaperTable, filled: Filled) -> list[str]:
-    """For each row that lacks a number, or departs, the commands that make it, or why none does."""
-    rows: dict[str, list[str]] = {}
-    for values in filled.values():
-        for row, value in zip(table.rows, values, strict=True):
-            if remedy(value):
-                labels = rows.setdefault(remedy(value), [])
-                label = row_label(table, row.label, row.facts)
-                labels += [label] if label not in labels else []
-    return [f"{'; '.join(labels)}: {words}" for words, labels in rows.items()]
+def _attention(row: TableRow) -> str:
+    layer = network(row.recipe)
+    if layer["feature_map"] is None:
+        return "softmax attention, no feature map"
+    return (
+        f"the feature map `{layer['feature_map']}` of {layer['features']} features, queries and "
+        f"keys {SCALINGS[layer['scaling']]}, ε = {layer['eps']:g} in the denominator"
+    )
 
 
-def _in_paper(table: PaperTable, name: str) -> bool:
-    return any(name in row.paper for row in table.rows)
-
-
-def row_label(table: PaperTable, label: str, facts: tuple[str, ...]) -> str:
-    """A row's name, with what tells it from others of that name."""
-    if sum(row.label == label for row in table.rows) == 1:
-        return label
-    return f"{label}, {table.facts[-1]} {facts[-1]}"
+def _grouped(table: Table, rows: list[TableRow], text: Callable[[TableRow], str]) -> list[str]:
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        found.setdefault(text(row), []).append(table.name_of(row))
+    return [
+        f"{'All' if len(names) == len(rows) else listed(names)}: {said}"
+        for said, names in found.items()
+    ]

@@ -3,12 +3,13 @@
 from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
+from functools import cache
 from typing import Any
 
-from ripple_lab.recipes import all_recipes
+from ripple_lab.recipes import Listed, all_recipes
 from ripple_lab.reproduce.markdown import rounded
-from ripple_lab.results import Results, Row
-from ripple_lab.train.recipe import MAY_CHANGE, Recipe, differences
+from ripple_lab.results import Results, Row, committed_results
+from ripple_lab.train.recipe import MAY_CHANGE, differences
 
 # Fields that do not change what is learned, or only where and when it is looked at.
 HARMLESS = MAY_CHANGE | {"name", "seed", "ema_decay", "data.source", "data.in_memory"}
@@ -54,15 +55,14 @@ def settings(
         results: What there is.
         others: Recipes whose runs do not count.
     """
-    wanted = all_recipes()[recipe].recipe
     found: dict[tuple[str, ...], list[Row]] = {}
     for run in results.of_kind("runs"):
         counts = run["recipe"] == recipe or run["recipe"] not in others
-        if counts and run.get(metric) is not None and _same_model(run, wanted):
-            key = run["recipe"], *map(str, departures(run, wanted).items())
+        if counts and run.get(metric) is not None and _same_model(run, recipe):
+            key = run["recipe"], *map(str, departures(run, recipe).items())
             found.setdefault(key, []).append(run)
     return [
-        Seeds(tuple(sorted(runs, key=lambda run: run["seed"])), departures(runs[0], wanted))
+        Seeds(tuple(sorted(runs, key=lambda run: run["seed"])), departures(runs[0], recipe))
         for runs in found.values()
     ]
 
@@ -81,6 +81,16 @@ def at_epochs(recipe: str, epochs: int, results: Results, metric: str = "top1") 
     return best(settings(recipe, metric, results), epochs)
 
 
+def own_result(recipe: str) -> str:
+    """What a recipe's own runs reached in all of its epochs; a star where they left it."""
+    metric, unit = ("ap", 100) if known()[recipe].recipe.task == "detection" else ("top1", 1)
+    own = [it for it in settings(recipe, metric, committed_results()) if it.recipe == recipe]
+    seeds = best(own, known()[recipe].recipe.epochs)
+    if seeds is None:
+        return "–"
+    return rounded(unit * seeds.mean(metric), 1) + "*" * bool(seeds.departures)
+
+
 def shared_epochs(recipes: Collection[str], metric: str, results: Results) -> int | None:
     """The number of epochs at which most of these recipes have runs, the larger of several.
 
@@ -88,7 +98,7 @@ def shared_epochs(recipes: Collection[str], metric: str, results: Results) -> in
     """
     counts: Counter[int] = Counter()
     for recipe in recipes:
-        most = all_recipes()[recipe].recipe.epochs
+        most = known()[recipe].recipe.epochs
         found = {seeds.epochs for seeds in settings(recipe, metric, results, recipes)}
         counts.update(epochs for epochs in found if epochs <= most)
     return max(counts, key=lambda epochs: (counts[epochs], epochs), default=None)
@@ -102,7 +112,7 @@ def shown_runs(
     Where there are neither, the longest.
     """
     found = settings(recipe, metric, results, others)
-    full = all_recipes()[recipe].recipe.epochs
+    full = known()[recipe].recipe.epochs
     shown = [best(found, full), best(found, epochs) if epochs not in (None, full) else None]
     if not any(shown) and found:
         allowed = [seeds.epochs for seeds in found if seeds.epochs <= full]
@@ -111,17 +121,16 @@ def shown_runs(
     return [seeds for seeds in shown if seeds]
 
 
-def departures(run: Row, wanted: Recipe) -> dict[str, str]:
+def departures(run: Row, recipe: str) -> dict[str, str]:
     """The fields that decide a result in which a run differs from a recipe: "0.001 → 0.0005"."""
-    used = all_recipes()[run["recipe"]].recipe
     fields: dict[str, list[str]] = {}
-    changes = [change for change in run["changes"].split("; ") if change]
-    for change in [*differences(wanted, used), *changes]:
+    for change in [*_changes(recipe, run["recipe"]), *_own_changes(run)]:
         name, _, values = change.partition(": ")
         before, _, after = values.partition(" → ")
         fields[name] = [fields.get(name, [before])[0], after]
-    if run["epochs"] != wanted.epochs:
-        fields["epochs"] = [str(wanted.epochs), str(run["epochs"])]
+    wanted = known()[recipe].recipe.epochs
+    if run["epochs"] != wanted:
+        fields["epochs"] = [str(wanted), str(run["epochs"])]
     return {
         name: f"{before} → {after}"
         for name, (before, after) in fields.items()
@@ -137,13 +146,16 @@ def in_short(seeds: Seeds) -> list[str]:
     return said + ["changed recipe"] * bool(found.keys() - shown.keys())
 
 
-def _same_model(run: Row, wanted: Recipe) -> bool:
-    known = all_recipes().get(run["recipe"])
-    if known is None:
+@cache
+def known() -> dict[str, Listed]:
+    """Every recipe by its name."""
+    return all_recipes()
+
+
+def _same_model(run: Row, recipe: str) -> bool:
+    if run["recipe"] not in known() or not _same_network(run["recipe"], recipe):
         return False
-    if (_network(known.recipe), known.recipe.data) != (_network(wanted), wanted.data):
-        return False
-    changed = {change.partition(": ")[0] for change in run["changes"].split("; ")}
+    changed = {change.partition(": ")[0] for change in _own_changes(run)}
     schedule = {"model.drop_path", *HARMLESS}
     return not any(
         name == "data.name" or (name.startswith("model.") and name not in schedule)
@@ -151,7 +163,21 @@ def _same_model(run: Row, wanted: Recipe) -> bool:
     )
 
 
-def _network(recipe: Recipe) -> Any:
-    """The model of a recipe; how much of it is left out in training belongs to the schedule."""
-    model: Any = recipe.model
-    return replace(model, drop_path=0.0) if hasattr(model, "drop_path") else model
+def _own_changes(run: Row) -> list[str]:
+    return [change for change in run["changes"].split("; ") if change]
+
+
+@cache
+def _changes(recipe: str, other: str) -> list[str]:
+    return differences(known()[recipe].recipe, known()[other].recipe)
+
+
+@cache
+def _same_network(recipe: str, other: str) -> bool:
+    """Whether models and data are the same, whatever is left out of the model in training."""
+    one, two = (known()[name].recipe for name in (recipe, other))
+    models: list[Any] = [
+        replace(it.model, drop_path=0.0) if hasattr(it.model, "drop_path") else it.model
+        for it in (one, two)
+    ]
+    return models[0] == models[1] and one.data == two.data

@@ -3,34 +3,20 @@
 import math
 import shlex
 import statistics
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ripple_lab.bench.model import SYSTEMS
 from ripple_lab.paper import FIGURE_BATCH, FIGURE_WIDTH, SPEED_BATCH
-from ripple_lab.reproduce.found import FOLDER, Results, Row
-from ripple_lab.reproduce.values import Measured, Missing, Value
+from ripple_lab.reproduce.table import Cell, Number, Table, TableRow
+from ripple_lab.results import Results, Row
 
-HEADS, MODEL_WIDTH = 6, 192  # of the paper's tiny models
-MAX_DISTANCE = 4
+HEADS, MODEL_WIDTH, MAX_DISTANCE = 6, 192, 4  # of the paper's tiny models
 FIT_FROM = 1024  # tokens; below, fixed costs hide how time grows
-GROWING_SIDES = (32, 64, 128)
-OPERATOR_SIDES = (32, 64, 128, 256)
-FIGURE_SIDES = (16, 32, 64, 128)
+GROWING_SIDES, OPERATOR_SIDES, FIGURE_SIDES = (32, 64, 128), (32, 64, 128, 256), (16, 32, 64, 128)
+FIGURE_SETTING = {"batch": FIGURE_BATCH, "width": FIGURE_WIDTH}
+RESULTS = "benchmarks/results"
 
 Points = list[tuple[int, float]]
-
-
-@dataclass(frozen=True)
-class Line:
-    """What is drawn or fitted: the first of `systems` that was measured.
-
-    With `growing`, R_max is that of the whole grid: one less than its side.
-    """
-
-    label: str
-    systems: tuple[str, ...]
-    growing: bool = False
 
 
 @dataclass(frozen=True)
@@ -42,58 +28,69 @@ class Setting:
 
     @property
     def words(self) -> str:
-        """Hardware, precision and sizes of what was measured."""
+        """Hardware, precision, sizes and files of what was measured."""
         first = self.rows[0]
         words = [first["hardware"], first["dtype"], f"batch {first['batch']}"]
         if "head_dim" in first:
             words.append(f"{first['heads']} heads of {first['head_dim']} channels")
-        else:
+        elif "part" not in first:
             words.append(f"width {_width(first)}")
-            words.append("compiled" if first.get("compiled") == "True" else "not compiled")
-        return ", ".join(words)
-
-    @property
-    def files(self) -> tuple[str, ...]:
-        return tuple(sorted({row["file"] for row in self.rows}))
+            words.append("compiled" if first.get("compiled") else "not compiled")
+        files = ", ".join(f"`{file}`" for file in sorted({row["file"] for row in self.rows}))
+        return f"{', '.join(words)}; {files}"
 
 
-def speeds(systems: list[str | None], tokens: int, results: Results, table: str) -> list[Value]:
-    """Images a second, forward, of whole models on grids of so many tokens.
-
-    Args:
-        systems: Of `ripple bench model`, one for each row.
-        tokens: Of the grid.
-        results: What there is.
-        table: After which the file is named that a missing one would go to.
-    """
-    names = {system for system in systems if system}
-    rows = [row for row in results.models if row["system"] in names and row["tokens"] == tokens]
-    wanted = {"batch": SPEED_BATCH, "width": MODEL_WIDTH}
-    chosen = nearest(_measured(rows, "forward"), wanted, _by_system)
-    found = {row["system"]: row for row in chosen.rows} if chosen else {}
-    timed = [name for name in systems if name in SYSTEMS]  # together, or they do not compare
-    side = math.isqrt(tokens)
+def images_per_second(table: Table, results: Results) -> list[Cell]:
+    """Speed of whole models, forward, all on one machine."""
+    names = list(dict.fromkeys(row.system[0] for row in table.rows))
+    rows = [
+        row
+        for row in results.of_kind("models")
+        if row["system"] in names and row["tokens"] == table.tokens
+        and (row["status"], row["pass"]) == ("ok", "forward")
+    ]  # fmt: skip
+    chosen = nearest(rows, {"batch": SPEED_BATCH, "width": MODEL_WIDTH}, systems_of)
+    side = math.isqrt(table.tokens)
     shape = f"--sides {side} --batch {SPEED_BATCH} --forward-alone"
-    command = model_command(shape, timed, f"{table}-side-{side}")
-    values: list[Value] = []
-    for system in systems:
-        if system in found and chosen:
-            source = f"speed: {chosen.words}; " + ", ".join(f"`{file}`" for file in chosen.files)
-            speed = (found[system]["images_per_second"],)
-            better = (command,) if chosen.departs else ()
-            values.append(Measured(speed, chosen.departs, source, chosen.files, commands=better))
-        elif system in SYSTEMS:
-            values.append(Missing((command,)))
-        else:
-            values.append(Missing(why="`ripple bench model` has no such system yet"))
-    return values
+    command = model_command(shape, names, f"{table.name}-side-{side}")
+    return [_measured(chosen, row.system[0], "images_per_second", 1, command) for row in table.rows]
+
+
+def seconds(table: Table, results: Results) -> list[Cell]:
+    """Seconds that a detector takes for one image, all on one machine."""
+    rows = [
+        row
+        for row in results.of_kind("detectors")
+        if (row["part"], row["pass"], row["status"]) == ("detector", "forward", "ok")
+        and row["batch"] == 1
+    ]
+    chosen, command = nearest(rows, {}, len), "ripple bench detection --grids none"
+    return [_measured(chosen, row.system[0], "median_ms", 1e-3, command) for row in table.rows]
+
+
+def growth(step: str, quantity: str) -> Callable[[Table, Results], list[Cell]]:
+    """The power of the number of tokens by which time or memory of operators grows."""
+
+    def ours(table: Table, results: Results) -> list[Cell]:
+        setting = figure_setting(table.rows, results.of_kind("operators"))
+        cells: list[Cell] = []
+        for row in table.rows:
+            found = points(setting, row, step, quantity)
+            power = exponent(found)
+            if power is None or setting is None:
+                cells.append((Number(command=operator_command(row.growing)),))
+            else:
+                sizes = ", ".join(f"{tokens:,}" for tokens, _ in found if tokens >= FIT_FROM)
+                cells.append((Number((power,), (), f"at {sizes} tokens; {setting.words}"),))
+        return cells
+
+    return ours
 
 
 def model_command(shape: str, systems: Iterable[str], purpose: str) -> str:
     """What times whole models of a shape, given as options."""
-    only = ",".join(dict.fromkeys(name.split(", ")[-1] for name in systems))
-    output = FOLDER / f"model-{purpose}.csv"
-    return f"ripple bench model {shape} --only {shlex.quote(only)} --output {output.as_posix()}"
+    only = shlex.quote(",".join(dict.fromkeys(name.split(", ")[-1] for name in systems)))
+    return f"ripple bench model {shape} --only {only} --output {RESULTS}/model-{purpose}.csv"
 
 
 def figure_command(systems: Iterable[str]) -> str:
@@ -103,37 +100,33 @@ def figure_command(systems: Iterable[str]) -> str:
     return model_command(shape, systems, f"width-{FIGURE_WIDTH}-batch-{FIGURE_BATCH}")
 
 
-def operator_commands(growing: bool = False) -> tuple[str, ...]:
+def operator_command(growing: bool = False) -> str:
     """What times the operators by which growth is fitted; growing: R_max = side − 1."""
     shape = f"--batch {FIGURE_BATCH} --heads {HEADS} --head-dim {FIGURE_WIDTH // HEADS}"
     shape += " --dtype bfloat16 --device cuda"
-    name = f"{FOLDER.as_posix()}/op-width-{FIGURE_WIDTH}-batch-{FIGURE_BATCH}"
+    name = f"{RESULTS}/op-width-{FIGURE_WIDTH}-batch-{FIGURE_BATCH}"
     if not growing:
         sides = ",".join(map(str, OPERATOR_SIDES))
-        return (f"ripple bench op --sides {sides} {shape} --output {name}.csv",)
-    return tuple(
+        return f"ripple bench op --sides {sides} {shape} --output {name}.csv"
+    return "`, `".join(
         f"ripple bench op --sides {side} --max-distance {side - 1} {shape} --only 'table triton' "
         f"--output {name}-dense-{side}.csv"
         for side in GROWING_SIDES
     )
 
 
-def operator_setting(lines: Iterable[Line], results: Results) -> Setting | None:
-    """The operator rows nearest to the setting of the paper's figures."""
-    lines = list(lines)
-    names = {system for line in lines for system in line.systems}
-    rows = [row for row in results.operators if row["system"] in names and row["status"] == "ok"]
-    wanted = {"batch": FIGURE_BATCH, "width": FIGURE_WIDTH}
-    return nearest(rows, wanted, lambda group: sum(len(sizes(group, line)) > 1 for line in lines))
+def figure_setting(lines: Sequence[TableRow], rows: list[Row]) -> Setting | None:
+    """The rows nearest to the setting of the paper's figures."""
+    names = {system for line in lines for system in line.system}
 
+    def covered(group: list[Row]) -> int:
+        there = [row for row in group if row["status"] == "ok"]
+        return sum(
+            len({r["tokens"] for r in there if r["system"] in line.system and _fits(r, line)}) > 1
+            for line in lines
+        )
 
-def model_setting(lines: Iterable[Line], results: Results) -> Setting | None:
-    """The rows of whole models nearest to the setting of the paper's figures."""
-    lines = list(lines)
-    names = {system for line in lines for system in line.systems}
-    rows = [row for row in results.models if row["system"] in names]
-    wanted = {"batch": FIGURE_BATCH, "width": FIGURE_WIDTH}
-    return nearest(rows, wanted, lambda group: sum(len(sizes(group, line)) > 1 for line in lines))
+    return nearest([row for row in rows if row["system"] in names], FIGURE_SETTING, covered)
 
 
 def nearest(
@@ -158,33 +151,30 @@ def nearest(
         slow = sum(row["median_ms"] or math.inf for row in group if row["tokens"] == reach)
         return -len(departs(group)), covers(group), reach, -slow
 
-    groups = {key: group for key, group in groups.items() if covers(group)}
-    if not groups:
-        return None
-    best = max(groups.values(), key=rank)
-    return Setting(best, departs(best))
+    best = max((group for group in groups.values() if covers(group)), key=rank, default=None)
+    return Setting(best, departs(best)) if best else None
 
 
-def points(group: list[Row], line: Line, step: str, quantity: str) -> Points:
+def points(setting: Setting | None, line: TableRow, step: str, quantity: str) -> Points:
     """(tokens, quantity) of a line, the fewest tokens first."""
-    for system in line.systems:
+    for system in line.system:
         found = {
             row["tokens"]: row[quantity]
-            for row in group
+            for row in (setting.rows if setting else ())
             if row["system"] == system and row["pass"] == step and row.get(quantity)
-            and _distance_fits(row, line)
+            and _fits(row, line)
         }  # fmt: skip
         if found:
             return sorted(found.items())
     return []
 
 
-def sizes(group: list[Row], line: Line) -> set[int]:
-    """How many tokens a line was measured at."""
+def refused(setting: Setting | None, line: TableRow, step: str) -> dict[int, str]:
+    """Why a line has no point, by the number of tokens."""
     return {
-        row["tokens"]
-        for row in group
-        if row["system"] in line.systems and row["status"] == "ok" and _distance_fits(row, line)
+        row["tokens"]: row["status"].partition(":")[0]
+        for row in (setting.rows if setting else ())
+        if row["system"] in line.system and row["pass"] == step and row["status"] != "ok"
     }
 
 
@@ -200,24 +190,32 @@ def exponent(values: Points) -> float | None:
     return statistics.linear_regression(*zip(*large, strict=True)).slope
 
 
-def _distance_fits(row: Row, line: Line) -> bool:
+def systems_of(group: list[Row]) -> int:
+    """How many systems rows are of."""
+    return len({row["system"] for row in group})
+
+
+def _measured(
+    chosen: Setting | None, system: str, quantity: str, unit: float, command: str
+) -> Cell:
+    for row in chosen.rows if chosen else ():
+        if row["system"] == system and chosen:
+            source = f"speed: {chosen.words}"
+            better = command if chosen.departs else ""
+            return (Number((unit * row[quantity],), chosen.departs, source, better),)
+    return (Number(command=command),)
+
+
+def _fits(row: Row, line: TableRow) -> bool:
     """Whether R_max is what a line wants; systems without ripples have none that matters."""
     if "max_distance" not in row or not row["system"].startswith("ripple"):
         return not line.growing
     wanted = math.isqrt(row["tokens"]) - 1 if line.growing else MAX_DISTANCE
-    return row["max_distance"] == wanted
-
-
-def _measured(rows: list[Row], step: str) -> list[Row]:
-    return [row for row in rows if row["status"] == "ok" and row["pass"] == step]
-
-
-def _by_system(group: list[Row]) -> int:
-    return len({row["system"] for row in group})
+    return bool(row["max_distance"] == wanted)
 
 
 def _width(row: Row) -> int:
     """Channels of a token."""
     if "head_dim" in row:
-        return row["heads"] * row["head_dim"]
-    return row.get("embed_dim") or MODEL_WIDTH
+        return int(row["heads"] * row["head_dim"])
+    return int(row.get("embed_dim") or MODEL_WIDTH)

@@ -1,6 +1,7 @@
 """What runs where, asked of the dispatcher: map × weights × reach × type × width of a head."""
 
 from collections.abc import Callable
+from functools import partial
 from typing import get_args
 
 import torch
@@ -24,7 +25,7 @@ def support_matrix() -> str:
     """For each kind of layer and type, the back end it gets and the widest heads that takes."""
     rows = []
     for form, names in _maps().items():
-        reach = _largest(FARTHEST, lambda r, form=form: _chosen(form, reach=r) == _chosen(form))
+        reach = _largest(FARTHEST, partial(_unchanged, form))
         rows.append([names, f"≤ {reach}", *(_cell(form, dtype) for dtype in DTYPES)])
     if reach < FARTHEST:
         rows.append(["any", f"> {reach}", *(_far_cell(dtype, reach + 1) for dtype in DTYPES)])
@@ -69,6 +70,11 @@ def _cell(form: str, dtype: torch.dtype, reach: int = 4, side: int = SIDES[0]) -
         for shared in (LARGE_SHARED, SMALL_SHARED)
     )
     return f"`{backend}`, {large}" + (f" ({small})" if small != large else "")
+
+
+def _unchanged(form: str, reach: int) -> bool:
+    """Whether a farther reach gets the same back end."""
+    return _chosen(form, reach=reach) == _chosen(form)
 
 
 def _far_cell(dtype: torch.dtype, reach: int) -> str:

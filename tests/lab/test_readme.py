@@ -2,14 +2,15 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
-from results import ROOT
 from ripple_lab.commands import train as commands
 from ripple_lab.recipes import find_recipe
 from ripple_lab.reproduce import blocks
 
+ROOT = Path(__file__).parents[2]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in blocks.pages(ROOT)}
 
 

@@ -1,0 +1,57 @@
+"""What the networks of recipes are made of: counted once, and kept in a result file.
+
+    python -m ripple_lab.reproduce.networks
+
+builds the network of every recipe of the tables, without memory for its numbers, and writes
+`networks.csv`. Tables read that file, so that they need neither PyTorch nor timm.
+"""
+
+from dataclasses import replace
+from typing import Any
+
+from ripple_lab.files import write_csv
+from ripple_lab.recipes import find_recipe
+from ripple_lab.results import Row, results_folder
+
+FILE = "networks.csv"
+
+
+def count(recipe: Any) -> Row:
+    """Millions of parameters, billions of a detector's multiply-adds, and how attention runs.
+
+    The feature map and ε are those of the layers that were built, whoever decided them.
+    """
+    import torch
+
+    from ripple_attention.feature_maps import FEATURE_MAPS
+    from ripple_attention.models import count_parameters
+    from ripple_attention.modules import LinearAttention
+    from ripple_lab.bench.models import multiply_adds
+    from ripple_lab.train.classifier import create_model
+    from ripple_lab.train.detector import build_detector
+
+    with torch.device("meta"):
+        gflops = None
+        if recipe.task == "detection":
+            spec = replace(recipe.model, pretrained_backbone=False)
+            model: Any = build_detector(spec, recipe.data.num_classes)
+            gflops = round(multiply_adds(model, (3, 800, 1066)) / 1e9, 3)
+        else:
+            model = create_model(recipe.model, recipe.data.num_classes)
+    row = {"recipe": recipe.name, "millions": count_parameters(model) / 1e6, "gflops": gflops}
+    row |= dict.fromkeys(("feature_map", "features", "scaling", "eps"))
+    for layer in model.modules():
+        if isinstance(layer, LinearAttention):
+            phi = layer.feature_map
+            names = [name for name, kind in FEATURE_MAPS.items() if kind is type(phi)]
+            row |= {"feature_map": names[-1], "features": phi.num_features}
+            row |= {"scaling": phi.scaling, "eps": layer.eps}
+            break
+    return row
+
+
+if __name__ == "__main__":
+    from ripple_lab.reproduce.tables import TABLES
+
+    names = dict.fromkeys(row.recipe for table in TABLES for row in table.rows if row.recipe)
+    write_csv([count(find_recipe(name)) for name in names], results_folder() / FILE)

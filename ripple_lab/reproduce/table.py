@@ -1,0 +1,156 @@
+"""A table of the paper: what it declares, and the one way it becomes Markdown."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ripple_lab.reproduce.markdown import listed, markdown_table, rounded
+from ripple_lab.results import Results
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number of ours, or, without numbers, one that is not there yet.
+
+    Args:
+        numbers: One, or one for each seed.
+        notes: Where it left the paper's setting, in a few words each: "60 epochs".
+        source: What it is of, in a sentence: epochs, seeds, hardware, file.
+        command: Makes it, where it is missing or left the paper's setting.
+    """
+
+    numbers: tuple[float, ...] = ()
+    notes: tuple[str, ...] = ()
+    source: str = ""
+    command: str = ""
+
+    @property
+    def mean(self) -> float:
+        return sum(self.numbers) / len(self.numbers)
+
+    def text(self, decimals: int) -> str:
+        """Mean, range and notes.
+
+        >>> Number((44.1, 43.5), ("20 epochs",)).text(1)
+        '43.8, 43.5–44.1 (2 seeds, 20 epochs)'
+        >>> Number((5770.0,)).text(0), Number(command="ripple train").text(1), Number().text(1)
+        ('5,770', 'not yet run', '–')
+        """
+        if not self.numbers:
+            return "not yet run" if self.command else "–"
+        shown, notes = rounded(self.mean, decimals), list(self.notes)
+        if len(self.numbers) > 1:
+            least, most = (rounded(x, decimals) for x in (min(self.numbers), max(self.numbers)))
+            shown += f", {least}–{most}"
+            notes.insert(0, f"{len(self.numbers)} seeds")
+        return shown + (f" ({', '.join(notes)})" if notes else "")
+
+
+Cell = tuple[Number, ...]  # one number, or that at full length and that at the others' epochs
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A row: the paper's name for it, its numbers by column, and what ours are of.
+
+    Args:
+        label: What the paper calls it.
+        paper: Its numbers.
+        facts: What it says in words, one for each of the table's `facts`.
+        recipe: Whose training and network are ours.
+        system: Of `ripple bench model`, `op` or `detection`; the first that was measured.
+        growing: Whether R_max grows with the grid: one less than its side.
+    """
+
+    label: str
+    paper: dict[str, float] = field(default_factory=dict)
+    facts: tuple[str, ...] = ()
+    recipe: str = ""
+    system: tuple[str, ...] = ()
+    growing: bool = False
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of the paper.
+
+    Args:
+        name: As the command takes it.
+        title: Number and subject.
+        setting: How the paper measured.
+        columns: Names of `COLUMNS`.
+        rows: Its rows.
+        subject: What a row is of.
+        facts: Headings of what is said in words.
+        drawn: The columns of its picture: one, or one against the other.
+        tokens: Of the models whose speed it gives.
+    """
+
+    name: str
+    title: str
+    setting: str
+    columns: tuple[str, ...]
+    rows: tuple[TableRow, ...]
+    subject: str = "model"
+    facts: tuple[str, ...] = ()
+    drawn: tuple[str, ...] = ("top1",)
+    tokens: int = 0
+
+    def name_of(self, row: TableRow) -> str:
+        """A row's label, with what tells it from others of that label."""
+        same = sum(other.label == row.label for other in self.rows)
+        return row.label if same == 1 else f"{row.label}, {self.facts[-1]} {row.facts[-1]}"
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading, the decimals of the paper's numbers and of ours, and the query that finds ours.
+
+    `ours` takes a table and the results and gives a cell for each row.
+    """
+
+    heading: str
+    decimals: tuple[int, int]
+    ours: Callable[[Table, Results], list[Cell]]
+
+
+Filled = dict[str, list[Cell]]
+
+
+def grid(table: Table, columns: dict[str, Column], filled: Filled) -> str:
+    """The table in Markdown, the paper's numbers beside ours."""
+    headings = [table.subject, *table.facts]
+    rows = [[row.label, *row.facts] for row in table.rows]
+    for name in table.columns:
+        column, in_paper = columns[name], any(name in row.paper for row in table.rows)
+        paper, ours = column.decimals
+        headings += [f"{column.heading}, paper"] * in_paper + [f"{column.heading}, ours"]
+        for cells, row, cell in zip(rows, table.rows, filled[name], strict=True):
+            theirs = rounded(row.paper[name], paper) if name in row.paper else "–"
+            cells += [theirs] * in_paper + ["; ".join(number.text(ours) for number in cell)]
+    return markdown_table(headings, rows, words=1 + len(table.facts))
+
+
+def by_text(table: Table, filled: Filled, text: Callable[[Number], str]) -> list[str]:
+    """A line for each text that numbers have, with the names of their rows; none for no text."""
+    found: dict[str, dict[str, None]] = {}
+    for cells in filled.values():
+        for row, cell in zip(table.rows, cells, strict=True):
+            for number in cell:
+                if said := text(number):
+                    found.setdefault(said, {})[table.name_of(row)] = None
+    return [f"{listed(list(names))}: {said}" for said, names in found.items()]
+
+
+def sources(table: Table, filled: Filled) -> list[str]:
+    """What our numbers were measured on."""
+    return by_text(table, filled, lambda number: number.source if number.numbers else "")
+
+
+def missing(table: Table, filled: Filled) -> list[str]:
+    """The commands of numbers that are not there, or not in the paper's setting."""
+
+    def text(number: Number) -> str:
+        where = "in the paper's setting, " if number.numbers else ""
+        return f"{where}not yet run: `{number.command}`" if number.command else ""
+
+    return by_text(table, filled, text)
