@@ -160,8 +160,9 @@ class GridVisionTransformer(VisionTransformer):
         pos_embed: "learn" for absolute position embeddings, "none" for none.
         class_token: Whether to classify by a class token instead of the mean, as in DeiT. It has no
             place on a grid, so tokens come in a row, and layers that need a grid refuse it.
-        max_distance, partition, weights, balanced, halt_threshold, tail, implementation: As in
-            `RippleAttention`; `partition="dense"` has a ring for every distance of `img_size`.
+        partition: As in `RippleAttention`, or "dense": a ring for every distance of `img_size`.
+        max_distance, weights, balanced, halt_threshold, tail, implementation: As in
+            `RippleAttention`.
         feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
         kwargs: As in timm's `VisionTransformer`; options that these models lack are refused.
     """

@@ -254,7 +254,7 @@ def detector_costs() -> str:
                       f"{theirs['parameters']:.1f}", f"{cost.gflops:.0f} G",
                       f"{theirs['gflops']:.0f} G"])  # fmt: skip
     headings = ["name", "attention in the encoder", "M parameters", "the paper's"]
-    return markdown_table([*headings, "multiply-adds, 800×1066", "the paper's"], lines)
+    return markdown_table([*headings, "multiply-adds, 800×1066", "the paper's"], lines, words=2)
 
 
 @block("detection-shapes")
