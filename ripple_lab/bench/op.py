@@ -98,7 +98,7 @@ def make_floor(inputs: tuple[Tensor, ...], step_name: str) -> measure.Step:
 def table_by_autograd(
     partition: Partition, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor
 ) -> Tensor:
-    """The paper's algorithm 1 to the letter, differentiated by autograd through every box."""
+    """The paper's algorithm 1, differentiated by autograd through every box."""
     dtype = accumulation_dtype(v)
     q, k, v, weights = (x.to(dtype).permute(0, 3, 1, 2, 4) for x in (q, k, v, spatial_weights))
     values = F.pad(v, (0, 1), value=1)
@@ -207,9 +207,9 @@ def disagreements(
 ) -> dict[str, float]:
     """The relative error of each system; refuses to go on where one is wrong.
 
-    Ripple systems are held to the definition, or, where that does not fit, to all pairs by kernels
-    or to tiles; linear attention to ripple attention with uniform weights. Softmax, PyTorch's own
-    and that with ripples, is another function.
+    Ripple systems are compared with the definition, or, if that does not fit, with all pairs by
+    kernels or with tiles; linear attention with ripple attention of uniform weights. Softmax, with
+    or without ripples, is another function and is not checked.
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
     known = systems(partition, config)
@@ -239,7 +239,7 @@ def disagreements(
 
 
 def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
-    """A guess at what a forward and backward pass holds, to spare the machine what cannot fit."""
+    """A guess at the memory of a forward and backward pass, so that nothing starts that cannot fit."""
     item = max(4, getattr(torch, config.dtype).itemsize)
     images_and_heads = config.batch * config.heads
     tokens = side * side

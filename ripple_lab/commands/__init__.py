@@ -92,7 +92,7 @@ def reproduce(
 ) -> None:
     """Show the paper's tables and figures beside ours.
 
-    Ours come from result files; what is not yet run is named with its command.
+    Ours come from result files. A missing number is listed with the command that makes it.
 
     Example: ripple reproduce table2 figure-speed
     """

@@ -31,7 +31,7 @@ ABOUT_LINEAR = (
     "The rows **attention** and **linear attention** have the same similarities; only the rings' "
     "weights differ. Bright is more; grey in the last row: never halted."
 )
-# Nothing but this server: the browser itself refuses whatever a page might ask of others.
+# Only this server: the browser refuses requests of the page to others.
 POLICY = (
     "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
     "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
