@@ -33,14 +33,6 @@ class Seeds:
     def mean(self, metric: str) -> float:
         return sum(run[metric] for run in self.runs) / len(self.runs)
 
-    def text(self, metric: str, decimals: int = 1, unit: float = 1) -> str:
-        """The mean, and the range of several seeds: "43.8, 43.5–44.1"."""
-        shown = rounded(unit * self.mean(metric), decimals)
-        found = sorted(unit * run[metric] for run in self.runs)
-        if len(found) == 1:
-            return shown
-        return f"{shown}, {rounded(found[0], decimals)}–{rounded(found[-1], decimals)}"
-
 
 def settings(
     recipe: str, metric: str, results: Results, others: Collection[str] = ()
