@@ -182,7 +182,8 @@ def draw_divergence(
     last = max((rows[-1]["epoch"] for rows in runs.values()), default=1)
     ax.set(ylabel="JSD to the fixed weights, nats", ylim=(0, 1.12 * top))
     for other in others:
-        other.set(ylabel="mean group at which ripples halt", ylim=(0, None))
+        groups = [row["halting_group"] for rows in runs.values() for row in rows]
+        other.set(ylabel="mean group at which ripples halt", ylim=(0, 1.12 * max(groups)))
     for each in axes[0]:
         each.set(xlabel="epoch", xlim=(0, max(1, last)))
         each.grid(alpha=0.3)
