@@ -33,6 +33,8 @@ MODELS: dict[str, dict[str, Any]] = {
     **{f"{name}_patch2_32": {"attention": a, **TINY, **CIFAR100} for name, a in FAMILIES.items()},
     "ripple_tiny4_patch2_32": {"attention": "ripple", **TINY, **CIFAR100, "depth": 4},
     "deit_la_tiny4_patch2_32": {"attention": "linear", **TINY, **CIFAR100, "depth": 4},
+    # ConViT's own tiny model, but for its class token: its official weights fit.
+    "convit4_tiny_patch16_224": {"attention": "gated", **TINY, **IMAGENET, "num_heads": 4},
 }
 
 

@@ -322,9 +322,8 @@ def _softmax(index: int, options: dict[str, Any]) -> GridAttention:
 
 
 def _gated(index: int, options: dict[str, Any], gated_layers: int = 10) -> GridAttention:
-    if index >= gated_layers:
-        return _softmax(index, options)
-    return GatedPositionalAttention(**_options(options) | {"qkv_bias": False})
+    kind = SoftmaxAttention if index >= gated_layers else GatedPositionalAttention
+    return kind(**_options(options) | {"qkv_bias": False})  # ConViT has no such bias anywhere
 
 
 ATTENTIONS: dict[str, MakeLayer] = {

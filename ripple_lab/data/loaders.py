@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ class TrainBatches:
         seed: Of the order.
         step: Steps made so far.
         rank, world: Which of how many devices.
+        repeats: How often an epoch, no longer for it, shows an image.
     """
 
     def __init__(
@@ -39,13 +40,14 @@ class TrainBatches:
         step: Callable[[], int] = lambda: 0,
         rank: int = 0,
         world: int = 1,
+        repeats: int = 1,
     ):
         if count < batch_size:
             raise ValueError(
                 f"an epoch needs at least one batch: {batch_size=}, and there are {count} images"
             )
         self.count, self.batch_size, self.seed = count, batch_size, seed
-        self.step, self.rank, self.world = step, rank, world
+        self.step, self.rank, self.world, self.repeats = step, rank, world, repeats
 
     def __len__(self) -> int:
         return self.count // self.batch_size
@@ -57,7 +59,16 @@ class TrainBatches:
     def order(self, epoch: int) -> Tensor:
         """Indices of this device's images in an epoch: (batches, images of a batch)."""
         generator = torch.Generator().manual_seed(mix_seed(self.seed, epoch))
-        order = torch.randperm(self.count, generator=generator)[: len(self) * self.batch_size]
+        order = torch.randperm(self.count, generator=generator).repeat_interleave(self.repeats)
+        return self._share(order)
+
+    def copies(self) -> Tensor:
+        """The number of the copy, from 0, that each image of `order` is."""
+        return self._share(torch.arange(self.repeats).repeat(self.count))
+
+    def _share(self, order: Tensor) -> Tensor:
+        """What this device has of an epoch: (batches, images of a batch)."""
+        order = order[: len(self) * self.batch_size]
         return order.view(len(self), self.world, -1)[:, self.rank]
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -66,7 +77,7 @@ class TrainBatches:
 
 
 class SeededBatches:
-    """Batches of indices, each with a seed of its own for the epoch."""
+    """Batches of indices, each with a seed of its own for the epoch and the copy."""
 
     def __init__(self, batches: TrainBatches):
         self.batches = batches
@@ -75,9 +86,10 @@ class SeededBatches:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        epoch, _ = self.batches.position()
-        for batch in self.batches:
-            yield [(index, mix_seed(self.batches.seed, epoch, index)) for index in batch]
+        epoch, first = self.batches.position()
+        for batch, copies in zip(self.batches, self.batches.copies()[first:], strict=True):
+            pairs = zip(batch, copies.tolist(), strict=True)
+            yield [(i, mix_seed(self.batches.seed, epoch, i, copy)) for i, copy in pairs]
 
 
 class SeededItems(Dataset[Any]):
@@ -176,7 +188,7 @@ class InMemoryEvaluationLoader:
     def __init__(
         self,
         data: Images,
-        batches: EvaluationBatches,
+        batches: Iterable[list[int]],
         device: torch.device,
         normalize: Callable[[Tensor], Tensor],
     ):

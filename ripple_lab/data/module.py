@@ -1,6 +1,6 @@
 """The data of a recipe: its splits, and the loaders of one device. Nothing here needs Lightning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -77,7 +77,10 @@ class RecipeData:
             rank, world: Which of how many devices.
         """
         data, recipe = self.open(train=True), self.recipe
-        batches = TrainBatches(len(data), recipe.batch_size, recipe.seed, step, rank, world)
+        repeats = getattr(recipe.augmentation, "repeats", 1)
+        batches = TrainBatches(
+            len(data), recipe.batch_size, recipe.seed, step, rank, world, repeats
+        )
         return self._train_loader(data, batches, device)
 
     def _train_loader(self, data: Any, batches: TrainBatches, device: torch.device) -> Any:
@@ -99,8 +102,17 @@ class RecipeData:
         batches = EvaluationBatches(len(data), images, rank, world)
         return self._evaluation_loader(data, batches, device)
 
+    def sample_loader(self, device: torch.device, count: int) -> Any:
+        """Some evaluation images, the same ones each time, spread over the whole set."""
+        data = self.open(train=False)
+        count = min(count, len(data))
+        chosen = [number * len(data) // count for number in range(count)]
+        size = self.recipe.batch_size
+        batches = [chosen[start : start + size] for start in range(0, count, size)]
+        return self._evaluation_loader(data, batches, device)
+
     def _evaluation_loader(
-        self, data: Any, batches: EvaluationBatches, device: torch.device
+        self, data: Any, batches: Iterable[list[int]], device: torch.device
     ) -> Any:
         return torch.utils.data.DataLoader(
             data,
@@ -152,7 +164,7 @@ class ClassificationData(RecipeData):
         return InMemoryLoader(data, batches, device, augment)
 
     def _evaluation_loader(
-        self, data: Any, batches: EvaluationBatches, device: torch.device
+        self, data: Any, batches: Iterable[list[int]], device: torch.device
     ) -> Any:
         if not self.recipe.data.in_memory:
             return super()._evaluation_loader(data, batches, device)
@@ -173,6 +185,8 @@ def open_data(recipe: Any, train: bool, image_size: int) -> Any:
             data = synthetic_images(spec.count, image_size, spec.num_classes, seed=int(train))
         case "imagenet":
             data = open_folder(spec.source, spec.root, train, spec.download)
+    if train and spec.limit is not None:
+        data = first_images(data, spec.limit)
     if recipe.data.in_memory and not isinstance(data, Images):
         raise ValueError(
             f"in_memory is for small images of one size; {spec.name} is read image by image: "
@@ -189,3 +203,13 @@ def open_data(recipe: Any, train: bool, image_size: int) -> Any:
             f"(model.image_size), {spec.name} has {data.images.shape[-1]}: use --data.no-in-memory"
         )
     return data
+
+
+def first_images(data: Any, count: int) -> Images:
+    """So many images from the first on; all of them where there are fewer."""
+    if not isinstance(data, Images):
+        raise ValueError(
+            "data.limit is for CIFAR-100, digits and synthetic images; of class folders the first "
+            "images would be of few classes: give it a smaller folder"
+        )
+    return Images(data.images[:count], data.labels[:count], data.classes)

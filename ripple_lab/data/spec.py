@@ -28,9 +28,13 @@ class DataSpec:
     """How many classes it has."""
     count: int = 1024
     """Of synthetic images: how many."""
+    limit: int | None = None
+    """Train on so many images alone, the first of the set; evaluation takes all. None for all."""
 
     def __post_init__(self) -> None:
         at_least(1, num_classes=self.num_classes, count=self.count)
+        if self.limit is not None:
+            at_least(1, limit=self.limit)
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,9 @@ class Augmentation:
     """Probability that a random rectangle becomes noise."""
     interpolation: Literal["bilinear", "bicubic"] = "bicubic"
     """How images are resized."""
+    repeats: int = 1
+    """Repeated augmentation: how often an epoch shows an image, each time augmented anew. An epoch
+    stays as long, so it shows fewer different images."""
 
     def __post_init__(self) -> None:
         if self.crop not in ("none", "pad", "resized"):
@@ -59,6 +66,7 @@ class Augmentation:
             raise ValueError(
                 f'interpolation is "bilinear" or "bicubic"; got {self.interpolation!r}'
             )
+        at_least(1, repeats=self.repeats)
         fraction(flip=self.flip, erasing=self.erasing)
         at_least(0, padding=self.padding, color_jitter=self.color_jitter)
 

@@ -309,7 +309,7 @@ def draw_halting(profiles: Sequence[Profile]) -> Any:
     """For every layer and head a map of the ring where tokens halt; bright looks far."""
     heads = max(len(it.halted) for it in profiles)
     figure, axes = plt.subplots(
-        heads, len(profiles), figsize=(1.1 * len(profiles) + 1.8, 1.1 * heads + 0.8),
+        heads, len(profiles), figsize=(max(5.0, 1.1 * len(profiles) + 2.2), 1.1 * heads + 0.8),
         layout="constrained", squeeze=False,
     )  # fmt: skip
     largest = max(it.partition.num_groups for it in profiles)

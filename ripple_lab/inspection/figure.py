@@ -20,6 +20,7 @@ from ripple_lab.inspection.views import LayerView, shares
 from ripple_lab.plots import COLORS, check_suffix, plt, save
 
 TILE, GAP = 112, 8  # pixels of a tile's longer side, and between tiles
+SCREEN = (16, 10)  # inches of a whole explanation, which a screen shows at once
 
 RIPPLES = "ripples:\nweight of each ring"
 ATTENTION = "attention\n(ripples × similarity)"
@@ -77,13 +78,22 @@ def head_tiles(explanation: Explanation, at: tuple[int, int], layer: int) -> Til
 def grid_tiles(
     explanation: Explanation, maps: Callable[[LayerView], Tensor | None], largest: float | None
 ) -> Tiles:
-    """A row for each head and a column for each layer, of maps (N, H, W) of a layer."""
+    """A tile for each head of each layer, of maps (N, H, W) of a layer; heads or layers, whichever
+    are more, in columns."""
     by_layer = [maps(view) for view in explanation.layers]
-    tiles = Tiles([f"layer {i + 1}" for i in range(len(by_layer))])
-    for n in range(max(view.v.shape[3] for view in explanation.layers)):
-        row = [None if m is None or n >= len(m) else m[n] for m in by_layer]
-        scale = [1.0 if m is None else largest or _top(m) for m in by_layer]
-        tiles.add(f"head {n + 1}", row, scale)
+    heads = max(view.v.shape[3] for view in explanation.layers)
+    scales = [1.0 if m is None else largest or _top(m) for m in by_layer]
+    tile = lambda m, n: None if m is None or n >= len(m) else m[n]
+    layer_names = [f"layer {i + 1}" for i in range(len(by_layer))]
+    head_names = [f"head {n + 1}" for n in range(heads)]
+    if heads > len(by_layer):
+        tiles = Tiles(head_names)
+        for name, m, scale in zip(layer_names, by_layer, scales, strict=True):
+            tiles.add(name, [tile(m, n) for n in range(heads)], [scale] * heads)
+        return tiles
+    tiles = Tiles(layer_names)
+    for n, name in enumerate(head_names):
+        tiles.add(name, [tile(m, n) for m in by_layer], scales)
     return tiles
 
 
@@ -247,23 +257,18 @@ def explain_figure(explanation: Explanation, at: tuple[int, int]) -> Any:
             largest,
         )
         parts.append((f"Ripples, head by head (bright: {largest:.0%})", ripples))
-    sizes = [_inches(tiles, explanation) for _, tiles in parts]
-    width = max(7.0, 2.0 + max(w for w, _ in sizes))
-    heights = [2.7, *(h + 0.8 for _, h in sizes), 0.6]
-    figure = plt.figure(figsize=(width, sum(heights)), layout="constrained")
-    first, *others, last = _rows(figure, heights)
-    left, right = first.subplots(1, 2, width_ratios=[1, 1.4])
-    draw_picture(left, explanation, at)
-    draw_classes(right, explanation)
-    for part, (title, tiles) in zip(others, parts, strict=True):
-        part.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
-        draw_tiles(part.subplots(), tiles, explanation, at)
-    last.text(0.01, 0.5, KEY, fontsize=7, va="center", wrap=True)
+    figure = plt.figure(figsize=SCREEN, layout="constrained")
+    upper, lower, key = figure.subfigures(3, 1, height_ratios=[1.15, 1, 0.07])
+    seen, means = upper.subfigures(1, 2, width_ratios=[3, _inches(parts[0][1], explanation)[0]])
+    shown, classes = seen.subplots(2, 1, height_ratios=[1.6, 1])
+    draw_picture(shown, explanation, at)
+    draw_classes(classes, explanation)
+    panels = [means, *np.atleast_1d(lower.subfigures(1, len(parts) - 1))]
+    for panel, (title, tiles) in zip(panels, parts, strict=True):
+        panel.suptitle(title, fontsize=10, x=0.01, ha="left", weight="bold")
+        draw_tiles(panel.subplots(), tiles, explanation, at)
+    key.text(0.01, 0.5, KEY, fontsize=7, va="center", wrap=True)
     return figure
-
-
-def _rows(figure: Any, heights: list[float]) -> list[Any]:
-    return list(figure.subfigures(len(heights), 1, height_ratios=heights))
 
 
 def tiles_figure(tiles: Tiles, explanation: Explanation, at: tuple[int, int]) -> Any:

@@ -24,6 +24,10 @@ DEIT_LA, RIPPLE = ModelSpec("deit_la_tiny_patch16_224"), ModelSpec("ripple_tiny_
 MODELS = {
     "deit-tiny": (ModelSpec("deit6_tiny_patch16_224"), "Table 1, DeiT"),
     "convit-tiny": (ModelSpec("convit6_tiny_patch16_224"), "Table 1, ConViT"),
+    "convit4-tiny": (
+        ModelSpec("convit4_tiny_patch16_224"),
+        "ConViT's own tiny model, of 4 heads, whose accuracy is table 1's",
+    ),
     "deit-la-tiny": (DEIT_LA, "Table 1, DeiT-LA"),
     "deit-la-sinespe-tiny": (
         ModelSpec("deit_la_sinespe_tiny_patch16_224"),

@@ -1,7 +1,8 @@
 """What the spatial weights do in training: their means, how far they are from fixed ones, and where
-ripples halt, after every epoch."""
+ripples halt, after every epoch, over the same images each time."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from ripple_lab.divergence import divergence_from_fixed
 from ripple_lab.train.recorder import Recorder, Row, forget_after
 
 RIPPLES = "ripples.jsonl"
-IMAGES = 8  # of a batch, whose weights are looked at
+IMAGES = 512  # that are looked at, where an evaluation has as many
 
 
 def has_ripples(model: nn.Module) -> bool:
@@ -37,36 +38,51 @@ def halting_group(weights: Tensor, threshold: float) -> Tensor:
     return 1 + (left[..., :-1] >= threshold).long().cumprod(-1).sum(-1)
 
 
-def profile(model: nn.Module, images: Any) -> dict[str, Any]:
-    """Of each ripple layer, means over the tokens of some images.
+def profile(model: nn.Module, batches: Iterable[Any]) -> dict[str, Any]:
+    """Of each ripple layer, means over all tokens of some batches.
 
     Args:
         model: Run as it is, without gradients.
-        images: As it takes them.
+        batches: Images, as it takes them.
 
     Returns:
-        "weights" (layers, heads, G) as lists, "divergence" and "halting" by layer.
+        "weights" (layers, heads, G) as lists, "divergence" and "halting" by layer, and the number
+        of "images".
     """
     thresholds = {
         name: module.halt_threshold
         for name, module in model.named_modules()
         if isinstance(module, SpatialWeights)
     }
+    sums: dict[str, Any] = dict.fromkeys(thresholds, 0)
+    images = 0
     training = model.training
     model.eval()
     try:
         # `forward` is never compiled, so that its layers are seen.
         with torch.no_grad(), record_spatial_weights(model) as recorded:
-            model.forward(images)
+            for batch in batches:
+                model.forward(batch)
+                count = len(next(iter(recorded.values())))
+                images += count
+                for name, weights in recorded.items():
+                    sums[name] += count * _means(weights.float(), thresholds[name])
     finally:
         model.train(training)
-    means, divergences, halting = [], [], []
-    for name, weights in recorded.items():
-        weights = weights.float()
-        means.append(weights.mean((0, 1, 2)).tolist())
-        divergences.append(float(divergence_from_fixed(weights).mean()))
-        halting.append(float(halting_group(weights, thresholds[name]).float().mean()))
-    return {"weights": means, "divergence": divergences, "halting": halting}
+    means = [total / images for total in sums.values()]
+    return {
+        "weights": [mean[:, :-2].tolist() for mean in means],
+        "divergence": [float(mean[:, -2].mean()) for mean in means],
+        "halting": [float(mean[:, -1].mean()) for mean in means],
+        "images": images,
+    }
+
+
+def _means(weights: Tensor, threshold: float) -> Tensor:
+    """Over the tokens, by head: of (B, H, W, N, G) the weights, divergence and halting (N, G+2)."""
+    divergence = divergence_from_fixed(weights).unsqueeze(-1)
+    halting = halting_group(weights, threshold).unsqueeze(-1)
+    return torch.cat([weights, divergence, halting], -1).mean((0, 1, 2))
 
 
 def summary(line: Row) -> Row:
@@ -78,6 +94,7 @@ def summary(line: Row) -> Row:
         "step": line["step"],
         "epoch": line["epoch"],
         "groups": len(line["weights"][0][0]),
+        "images": line["images"],
         "jsd": sum(layers) / len(layers),
         "halting_group": sum(halting) / len(halting),
         **{f"jsd/layer_{index}": value for index, value in enumerate(layers)},
@@ -87,8 +104,9 @@ def summary(line: Row) -> Row:
 class RippleProfiles(pl.Callback):
     """Writes down the profiles of a model's ripples before training and after every epoch.
 
-    A row of the metrics gets the mean divergence from fixed weights (also by layer) and the mean
-    halting group; `ripples.jsonl` the mean weights of each layer, head and group.
+    All are means over the same evaluation images, as they are, spread over the set. A row of the
+    metrics gets the mean divergence from fixed weights (also by layer) and the mean halting group;
+    `ripples.jsonl` the mean weights of each layer, head and group.
     """
 
     def __init__(self, folder: Path, recorder: Recorder):
@@ -103,19 +121,23 @@ class RippleProfiles(pl.Callback):
         self, trainer: pl.Trainer, module: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.global_step == 0:
-            self._write(trainer, module, batch)
+            self._write(trainer, module)
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         if trainer.is_last_batch:
-            self._write(trainer, module, batch)
+            self._write(trainer, module)
 
-    def _write(self, trainer: pl.Trainer, module: Any, batch: Any) -> None:
+    def _write(self, trainer: pl.Trainer, module: Any) -> None:
         if not trainer.is_global_zero:
             return
         epoch = trainer.global_step / trainer.num_training_batches
-        found = profile(module.model, batch[0][:IMAGES])
+        device = trainer.strategy.root_device
+        batches = module.data.sample_loader(device, IMAGES)
+        found = profile(
+            module.model, (trainer.strategy.batch_to_device(batch)[0] for batch in batches)
+        )
         line = {"step": trainer.global_step, "epoch": epoch, **found}
         self._recorder.write(summary(line))
         with self.path.open("a", encoding="utf-8") as file:

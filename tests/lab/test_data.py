@@ -11,6 +11,7 @@ import tarfile
 import threading
 import types
 import warnings
+from dataclasses import replace
 from multiprocessing.reduction import ForkingPickler
 
 import pytest
@@ -32,7 +33,10 @@ from ripple_lab.data.folders import (
     open_folder,
 )
 from ripple_lab.data.images import DataError
+from ripple_lab.data.loaders import SeededBatches, TrainBatches
+from ripple_lab.data.module import open_data
 from ripple_lab.data.synthetic import synthetic_images
+from ripple_lab.recipes import find_recipe
 
 COUNTS = {"train": 7, "test": 5}
 WHOLE_NAMES = "\n".join(f"name_{label}" for label in range(100)) + "\n"
@@ -592,3 +596,23 @@ def test_images_in_memory_can_be_read_image_by_image():
     assert [data[i][1] for i in range(4)] == [0, 1, 0, 1]
     assert data.classes == ("class 0", "class 1")
     assert data[0][0] == data.dataset.images[0, 0, 0, 0]
+
+
+def test_a_limit_takes_the_first_training_images_and_all_of_the_evaluation(unpacked):
+    recipe = find_recipe("cifar100-short-ripple-tiny4")
+    data = replace(recipe.data, root=str(unpacked), limit=4)
+    limited = [len(open_data(replace(recipe, data=data), train, 32)) for train in (True, False)]
+    data = replace(data, limit=None)
+    whole = [len(open_data(replace(recipe, data=data), train, 32)) for train in (True, False)]
+    assert limited == [4, COUNTS["test"]] and whole == [COUNTS["train"], COUNTS["test"]]
+
+
+def test_repeated_augmentation_shows_fewer_images_each_with_draws_of_its_own():
+    once, thrice = (TrainBatches(20, 6, seed=1, repeats=repeats) for repeats in (1, 3))
+    assert once.order(0).shape == thrice.order(0).shape == (3, 6)
+    assert len(once.order(0).unique()) == 18
+    assert thrice.order(0).unique(return_counts=True)[1].tolist() == [3] * 6
+    items = [item for batch in SeededBatches(thrice) for item in batch]
+    assert len(set(items)) == len({seed for _, seed in items}) == 18
+    first, second = (TrainBatches(20, 6, 1, rank=rank, world=2, repeats=3) for rank in (0, 1))
+    assert torch.equal(torch.cat([first.order(0), second.order(0)], 1), thrice.order(0))

@@ -1,11 +1,13 @@
 import math
 
 import pytest
+import timm
 import torch
 
 from inputs import assert_padding_is_ignored, relative_error
 from ripple_attention import SoftmaxAttention
 from ripple_attention.models.gated import GatedPositionalAttention
+from ripple_attention.models.registry import adapt_state_dict
 
 
 def make(num_heads=4, **options):
@@ -160,3 +162,18 @@ def test_compiles_and_runs_in_half_precision(x):
     assert out.dtype == torch.bfloat16 and relative_error(out, layer(x)) < 0.05
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert relative_error(make().float()(x.float()), layer(x)) < 0.05
+
+
+def test_official_convit_weights_give_its_features():
+    convit = pytest.importorskip("timm.models.convit")
+    torch.manual_seed(1)
+    theirs = convit.ConVit(embed_dim=48, num_heads=4, local_up_to_layer=10, depth=12, num_classes=5)
+    theirs = theirs.double().eval()
+    ours = timm.create_model("convit4_tiny_patch16_224", num_classes=5).double().eval()
+    ours.load_state_dict(adapt_state_dict(theirs.state_dict(), ours))
+    x = randn(1, 3, 224, 224)
+    tokens = theirs.patch_embed(x) + theirs.pos_embed
+    for block in theirs.blocks:  # without the class token, which enters before the last two
+        tokens = block(tokens)
+    expected = theirs.head(theirs.norm(tokens).mean(1))
+    assert relative_error(ours(x), expected) < 1e-12
