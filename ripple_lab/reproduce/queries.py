@@ -37,15 +37,9 @@ class Seeds:
 def settings(
     recipe: str, metric: str, results: Results, others: Collection[str] = ()
 ) -> list[Seeds]:
-    """The runs of a recipe's model on its data, those of one setting together.
+    """The runs of a recipe's model on its data that have a metric, those of one setting together.
 
-    Runs of other recipes count if only the schedule differs.
-
-    Args:
-        recipe: Its name.
-        metric: "top1", which a run must have.
-        results: What there is.
-        others: Recipes whose runs do not count.
+    Runs of other recipes count if only the schedule differs, but for those of `others`.
     """
     found: dict[tuple[str, ...], list[Row]] = {}
     for run in results.of_kind("runs"):
