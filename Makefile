@@ -44,13 +44,11 @@ bench: $(READY)
 
 pictures: $(READY)
 	$(BIN)/ripple picture docs/images/ripples.png
-	$(BIN)/ripple bench plot benchmarks/results/op-amd-epyc-2-threads-float32.csv docs/images/op-cpu.png
 	$(BIN)/ripple bench plot benchmarks/results/op-nvidia-h200-bfloat16.csv docs/images/op-gpu.png
 	$(BIN)/ripple bench plot benchmarks/results/model-nvidia-h200-bfloat16.csv docs/images/models-gpu.png
 	$(BIN)/ripple demo --output runs/demo
 	$(BIN)/ripple analyze runs/demo --output build/analysis
 	cp build/analysis/weights.png docs/images/learned.png
-	cp build/analysis/divergence-in-training.png docs/images/divergence.png
 
 dist: $(READY)  # a wheel and an sdist, checked, and the wheel tried alone
 	rm -rf dist build/alone

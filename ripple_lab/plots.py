@@ -183,6 +183,9 @@ def draw_benchmark(results: Path, path: Path) -> None:
     names = [name.replace("+", " and ") for name in passes]
     panels = [(step, "median_ms", f"{name}, ms") for step, name in zip(passes, names, strict=True)]
     panels.append((passes[-1], "peak_mb", f"peak memory, {names[-1]}, MB"))
+    fused = ("triton", "SDPA", "floor")  # of models all but those "in PyTorch operations"
+    if models:
+        fused = tuple({row["system"] for row in rows if "PyTorch" not in row["system"]})
     for ax, (step, quantity, title) in zip(axes, panels, strict=False):
         for system in dict.fromkeys(row["system"] for row in rows):
             points = [
@@ -191,7 +194,8 @@ def draw_benchmark(results: Path, path: Path) -> None:
                 if row["system"] == system and row["pass"] == step
             ]
             if points:
-                ax.plot(*zip(*points, strict=True), marker="o", label=system)
+                style = "-" if any(word in system for word in fused) else "--"
+                ax.plot(*zip(*points, strict=True), marker="o", ls=style, label=system)
         each = " an image" if models else ""
         ax.set(xscale="log", yscale="log", xlabel="tokens", title=f"{title}{each}")
         ax.set_xticks(sizes, labels)
@@ -206,7 +210,7 @@ def draw_benchmark(results: Path, path: Path) -> None:
     else:
         what += f"batch {first['batch']}, {first['heads']} heads of {first['head_dim']}, "
         what += f"R_max {first['max_distance']}"
-    figure.suptitle(what)
+    figure.suptitle(f"{what}; dashed: in PyTorch operations")
     save(figure, path)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from ripple_lab.canvas import MARKERS, PALETTE, plt, save_both
 from ripple_lab.reproduce.columns import COLUMNS
-from ripple_lab.reproduce.speeds import Setting, points, refused
+from ripple_lab.reproduce.speeds import measured_on, points, refused
 from ripple_lab.reproduce.table import Filled, Table, TableRow
 from ripple_lab.results import Row
 
@@ -88,7 +88,7 @@ def _draw_against(table: Table, filled: Filled) -> Any:
 def draw_curves(
     title: str,
     lines: Sequence[TableRow],
-    setting: Setting | None,
+    rows: Sequence[Row],
     passes: Sequence[str],
     path: Path,
 ) -> None:
@@ -107,7 +107,7 @@ def draw_curves(
             for index, (line, color, marker) in enumerate(
                 zip(lines, PALETTE, MARKERS, strict=False)
             ):
-                found = points(setting, line, step, quantity)
+                found = points(rows, line, step, quantity)
                 if found:
                     size, style = (
                         2.5 * (len(lines) - 1 - index),
@@ -117,14 +117,12 @@ def draw_curves(
                         *zip(*found, strict=True), color=color, marker=marker, label=line.label,
                         ls=style, lw=1.5 + size / 4, ms=5 + size, mfc="none", mew=1.6, zorder=2,
                     )  # fmt: skip
-                for tokens, why in refused(setting, line, step).items():
+                for tokens, why in refused(rows, line, step).items():
                     _mark_refused(ax, tokens, f"{line.label.split(':')[0]}: {why}", color)
             ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel=name, title=step)
             ax.margins(y=0.18)  # room for what does not fit
             if ax.lines:
-                sizes = sorted(
-                    {x for line in lines for x, _ in points(setting, line, step, quantity)}
-                )
+                sizes = sorted({x for line in lines for x, _ in points(rows, line, step, quantity)})
                 ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
                 ax.minorticks_off()
             else:
@@ -134,7 +132,7 @@ def draw_curves(
         handles, labels = axes[0, 0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False,
                       markerscale=0.6)  # fmt: skip
-    words = setting.words.partition(";")[0] if setting else ""
+    words = measured_on(rows).partition(";")[0] if rows else ""
     figure.suptitle(f"{title}\n{words}")
     save_both(figure, path)
 
@@ -173,20 +171,21 @@ def draw_divergence(
         least, most = [min(values) for values in spread], [max(values) for values in spread]
         top = max(top, *most)
         marker = "o" if len(rows) < 4 else ""
-        ax.plot(epochs, [row["jsd"] for row in rows], color=color, ls=style, marker=marker,
-                label=f"{name}, mean of {len(layers)} layers")  # fmt: skip
+        look = {"color": color, "ls": style, "marker": marker, "clip_on": False}
+        label = f"{name}, mean of {len(layers)} layers"
+        ax.plot(epochs, [row["jsd"] for row in rows], **look, label=label)
         ax.fill_between(epochs, least, most, color=color, alpha=0.18, lw=0, label="its layers")
         for other in others:
-            other.plot(epochs, [row["halting_group"] for row in rows], color=color, marker=marker)
+            other.plot(epochs, [row["halting_group"] for row in rows], **look)
     ax.axhline(uniform, color=OURS, ls="--", label="uniform weights (linear attention)")
     ax.axhline(0, color="black", lw=2.5, label="fixed weights", clip_on=False)
     last = max((rows[-1]["epoch"] for rows in runs.values()), default=1)
     ax.set(ylabel="JSD to the fixed weights, nats", ylim=(0, 1.12 * top))
     for other in others:
-        other.set(ylabel="mean group at which ripples halt")
-        other.margins(y=0.3)
+        groups = [row["halting_group"] for rows in runs.values() for row in rows]
+        other.set(ylabel="mean group at which ripples halt", ylim=(0, 1.12 * max(groups)))
     for each in axes[0]:
-        each.set(xlabel="epoch", xlim=(0, last))
+        each.set(xlabel="epoch", xlim=(0, max(1, last)))
         each.grid(alpha=0.3)
     if not runs:
         ax.text(0.5, 0.4, "not yet run", ha="center", transform=ax.transAxes)

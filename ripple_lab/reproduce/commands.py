@@ -5,7 +5,6 @@ from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
 from ripple_lab.console import did_you_mean
 from ripple_lab.files import replace_text
@@ -41,13 +40,8 @@ def find_names(names: list[str]) -> list[str]:
 
 def list_all(console: Console) -> None:
     """Prints what can be reproduced."""
-    table = Table(box=None)
-    table.add_column("name", no_wrap=True)
-    table.add_column("shows")
-    for name, (title, _) in CATALOGUE.items():
-        table.add_row(name, title.partition(": ")[2])
-    table.add_row(EVERYTHING, "every table and figure")
-    console.print(table)
+    for name, (title, _) in [*CATALOGUE.items(), (EVERYTHING, ("all: every one of them", None))]:
+        console.print(f"{name:<24} {title.partition(': ')[2]}", highlight=False)
 
 
 def reproduce(
@@ -74,10 +68,7 @@ def reproduce(
         replace_text(output / f"{name}.md", text)
         if len(chosen) == 1:
             console.print(text, markup=False, highlight=False, soft_wrap=True)
-    summary = Table(title=f"Written to {output}, as Markdown, PNG and SVG", title_justify="left")
-    summary.add_column("name", no_wrap=True)
-    summary.add_column("not there yet", justify="right")
-    for name, lines in lacking.items():
-        summary.add_row(name, str(len(lines)) if lines else "–")
-    console.print(summary)
+    counts = ", ".join(f"{name} {len(lines)}" for name, lines in lacking.items() if lines)
+    console.print(f"Written to {output}, as Markdown, PNG and SVG.", highlight=False)
+    console.print(f"Numbers that are not there yet: {counts or 'none'}.", highlight=False)
     return lacking

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
-from ripple_lab.reproduce.speeds import Setting, figure_command, figure_setting, points, refused
+from ripple_lab.reproduce.speeds import figure_command, figure_rows, measured_on, points, refused
 from ripple_lab.reproduce.table import TableRow
 from ripple_lab.results import Results, Row
 
@@ -58,7 +58,7 @@ PARTITIONS = Curves(
         TableRow("dense: tiles at 256 tokens, then all pairs, kernels", system=("ripple, dense",)),
     ),
 )
-COMMAND = figure_command(line.system[0] for line in SPEED.lines + PARTITIONS.lines)
+COMMAND = figure_command(SPEED.lines + PARTITIONS.lines)
 
 # The runs of the divergence: a name, the file of the metrics, its epochs, the command.
 DIVERGENCE = (
@@ -82,40 +82,31 @@ def make_curves(curves: Curves, results: Results, folder: Path) -> Made:
     """Draws the figure; gives its page, and what is missing."""
     from ripple_lab.reproduce.charts import draw_curves
 
-    setting = figure_setting(curves.lines, results.of_kind("models"))
-    draw_curves(curves.title, curves.lines, setting, PASSES, folder / curves.name)
+    rows = figure_rows(results, "models")
+    draw_curves(curves.title, curves.lines, rows, PASSES, folder / curves.name)
     parts = [f"# {curves.title}", curves.setting, f"![{curves.title}]({curves.name}.png)"]
+    parts += [f"Measured: {measured_on(rows)}."] if rows else []
     lacking = []
     for step in PASSES:
-        timed = [line for line in curves.lines if points(setting, line, step, "median_ms")]
+        timed = [line for line in curves.lines if points(rows, line, step, "median_ms")]
         absent = [line.label.split(":")[0] for line in curves.lines if line not in timed]
         if absent:
             who = ", ".join(absent) if timed else "all lines"
             lacking.append(f"{step}, {who}: not yet run: `{COMMAND}`")
-        if timed and setting:
-            parts.append(_curve_table(curves, setting, step))
-    if setting:
-        departs = ", ".join(setting.departs)
-        said = f" This departs from the paper's setting: {departs}." if departs else ""
-        parts.insert(3, f"Measured: {setting.words}.{said}")
-        if departs and not lacking:
-            lacking = [f"all lines in the paper's setting: not yet run: `{COMMAND}`"]
+        if timed:
+            parts.append(_curve_table(curves, rows, step))
     return _page(parts, lacking)
 
 
-def _curve_table(curves: Curves, setting: Setting, step: str) -> str:
-    rows, sizes = [], sorted({row["tokens"] for row in setting.rows if row["pass"] == step})
+def _curve_table(curves: Curves, rows: list[Row], step: str) -> str:
+    lines, sizes = [], sorted({row["tokens"] for row in rows if row["pass"] == step})
     for line in curves.lines:
-        times = dict(points(setting, line, step, "median_ms"))
-        memory = dict(points(setting, line, step, "peak_mb"))
-        absent = refused(setting, line, step)
-        cells = [
-            f"{short(times[size])} ms, {short(memory.get(size))} MB"
-            if size in times else absent.get(size, "–")
-            for size in sizes
-        ]  # fmt: skip
-        rows.append([line.label, *cells])
-    return markdown_table([step, *(f"{size:,} tokens" for size in sizes)], rows)
+        times = dict(points(rows, line, step, "median_ms"))
+        memory = dict(points(rows, line, step, "peak_mb"))
+        cells = refused(rows, line, step)
+        cells |= {n: f"{short(times[n])} ms, {short(memory.get(n))} MB" for n in times}
+        lines.append([line.label, *(cells.get(size, "–") for size in sizes)])
+    return markdown_table([step, *(f"{size:,} tokens" for size in sizes)], lines)
 
 
 def divergence_runs(results: Results) -> dict[str, list[Row]]:

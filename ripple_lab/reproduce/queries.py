@@ -33,27 +33,13 @@ class Seeds:
     def mean(self, metric: str) -> float:
         return sum(run[metric] for run in self.runs) / len(self.runs)
 
-    def text(self, metric: str, decimals: int = 1, unit: float = 1) -> str:
-        """The mean, and the range of several seeds: "43.8, 43.5–44.1"."""
-        shown = rounded(unit * self.mean(metric), decimals)
-        found = sorted(unit * run[metric] for run in self.runs)
-        if len(found) == 1:
-            return shown
-        return f"{shown}, {rounded(found[0], decimals)}–{rounded(found[-1], decimals)}"
-
 
 def settings(
     recipe: str, metric: str, results: Results, others: Collection[str] = ()
 ) -> list[Seeds]:
-    """The runs of a recipe's model on its data, those of one setting together.
+    """The runs of a recipe's model on its data that have a metric, those of one setting together.
 
-    Runs of other recipes count if only the schedule differs.
-
-    Args:
-        recipe: Its name.
-        metric: "top1", which a run must have.
-        results: What there is.
-        others: Recipes whose runs do not count.
+    Runs of other recipes count if only the schedule differs, but for those of `others`.
     """
     found: dict[tuple[str, ...], list[Row]] = {}
     for run in results.of_kind("runs"):

@@ -97,18 +97,6 @@ def _chosen(
     shared: int = LARGE_SHARED,
 ) -> str:
     """The back end that a layer gets on an NVIDIA GPU."""
-    features = "relu" if form == "no sines" else form
-    problem = Problem(
-        (side, side),
-        width,
-        width,
-        chebyshev(reach).radii,
-        dtype,
-        "cuda",
-        None,
-        features,
-        "sticks",
-        width,
-        shared=shared,
-    )
-    return choose(problem)
+    features, radii = "relu" if form == "no sines" else form, chebyshev(reach).radii
+    given = ((side, side), width, width, radii, dtype, "cuda", None, features, "sticks", width)
+    return choose(Problem(*given, shared=shared))

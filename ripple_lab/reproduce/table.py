@@ -9,19 +9,12 @@ from ripple_lab.results import Results
 
 @dataclass(frozen=True)
 class Number:
-    """A number of ours, or, without numbers, one that is not there yet.
+    """A number of ours, or, without numbers, one that is not there yet."""
 
-    Args:
-        numbers: One, or one for each seed.
-        notes: Where it left the paper's setting, in a few words each: "60 epochs".
-        source: What it is of, in a sentence: epochs, seeds, hardware, file.
-        command: Makes it, where it is missing or left the paper's setting.
-    """
-
-    numbers: tuple[float, ...] = ()
-    notes: tuple[str, ...] = ()
-    source: str = ""
-    command: str = ""
+    numbers: tuple[float, ...] = ()  # one, or one for each seed
+    notes: tuple[str, ...] = ()  # where it left the paper's setting: "60 epochs"
+    source: str = ""  # what it is of: epochs, seeds, hardware, file
+    command: str = ""  # makes it, where it is missing or left the paper's setting
 
     @property
     def mean(self) -> float:
@@ -50,50 +43,29 @@ Cell = tuple[Number, ...]  # one number, or that at full length and that at the 
 
 @dataclass(frozen=True)
 class TableRow:
-    """A row: the paper's name for it, its numbers by column, and what ours are of.
-
-    Args:
-        label: What the paper calls it.
-        paper: Its numbers.
-        facts: What it says in words, one for each of the table's `facts`.
-        recipe: Whose training and network are ours.
-        system: Of `ripple bench model`, `op` or `detection`; the first that was measured.
-        growing: Whether R_max grows with the grid: one less than its side.
-    """
+    """A row: the paper's name for it, its numbers by column, and what ours are of."""
 
     label: str
     paper: dict[str, float] = field(default_factory=dict)
-    facts: tuple[str, ...] = ()
-    recipe: str = ""
-    system: tuple[str, ...] = ()
-    growing: bool = False
+    facts: tuple[str, ...] = ()  # what it says in words, one for each of the table's `facts`
+    recipe: str = ""  # whose training and network are ours
+    system: tuple[str, ...] = ()  # of a benchmark; the first that was measured
+    growing: bool = False  # whether R_max grows with the grid: one less than its side
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table of the paper.
+    """A table of the paper."""
 
-    Args:
-        name: As the command takes it.
-        title: Number and subject.
-        setting: How the paper measured.
-        columns: Names of `COLUMNS`.
-        rows: Its rows.
-        subject: What a row is of.
-        facts: Headings of what is said in words.
-        drawn: The columns of its picture: one, or one against the other.
-        tokens: Of the models whose speed it gives.
-    """
-
-    name: str
-    title: str
-    setting: str
-    columns: tuple[str, ...]
+    name: str  # as the command takes it
+    title: str  # number and subject
+    setting: str  # how the paper measured
+    columns: tuple[str, ...]  # of `COLUMNS`
     rows: tuple[TableRow, ...]
-    subject: str = "model"
-    facts: tuple[str, ...] = ()
-    drawn: tuple[str, ...] = ("top1",)
-    tokens: int = 0
+    subject: str = "model"  # what a row is of
+    facts: tuple[str, ...] = ()  # headings of what is said in words
+    drawn: tuple[str, ...] = ("top1",)  # one column, or one against the other
+    tokens: int = 0  # of the models whose speed it gives
 
     def name_of(self, row: TableRow) -> str:
         """A row's label, with what tells it from others of that label."""

@@ -1,7 +1,6 @@
 """Reproduction: the right results beside the paper's numbers, and a command for every other."""
 
 import itertools
-import math
 import re
 import shlex
 import subprocess
@@ -9,7 +8,6 @@ import sys
 from io import StringIO
 
 import pytest
-import torch
 import typer
 from rich.console import Console
 
@@ -18,7 +16,6 @@ from ripple_lab import paper
 from ripple_lab.bench.measure import matching_names
 from ripple_lab.bench.model import SYSTEMS
 from ripple_lab.commands import train as commands
-from ripple_lab.divergence import divergence_from_fixed, jensen_shannon, uniform_divergence
 from ripple_lab.files import write_csv
 from ripple_lab.recipes import find_recipe
 from ripple_lab.reproduce import charts, networks
@@ -49,6 +46,7 @@ def operator(system, tokens, milliseconds, **others):
 def model(system, speed, tokens=256, batch=64, **others):
     row = {"hardware": "a GPU", "dtype": "bfloat16", "compiled": True, "tokens": tokens}
     row |= {"batch": batch, "system": system, "pass": "forward", "status": "ok", "peak_mb": 1}
+    row |= {"embed_dim": 192}
     return row | {"median_ms": 1e3 * batch / speed, "images_per_second": speed} | others
 
 
@@ -143,20 +141,18 @@ def test_detectors_have_rows_by_epochs_and_are_timed_on_one_machine(results):
     assert ours("table3", "seconds", "SMCA-LA, 50 epochs", found)[0] == "not yet run"
 
 
-def test_speeds_come_from_one_machine_and_the_nearest_setting(results):
-    rows = [model("ripple, R_max 4", 900.0, batch=392), model("DeiT-LA", 3000.0, batch=392)]
-    small = [row | {"batch": 4, "embed_dim": 96} for row in rows]
-    found = results(rows, [model("ripple, R_max 4", 800.0), model("DeiT-LA", 2500.0, tokens=196)])
-    assert ours("table8", "speed", "ripple", found)[0] == "800"  # of batch 64
+def test_speeds_come_from_one_machine_in_the_papers_setting(results):
+    found = results(
+        [model("ripple, R_max 4", 900.0, batch=392), model("DeiT-LA", 3000.0, batch=392)],
+        [model("ripple, R_max 4", 800.0), model("DeiT-LA", 2500.0, tokens=196)],
+        [model("DeiT-LA of 4 layers", 10.0, hardware="another")],
+    )
+    assert ours("table8", "speed", "ripple", found)[0] == "800"
+    assert ours("table8", "speed", "DeiT-LA, 4 layers", found)[0] == "not yet run"
     text, (command,) = ours("table8", "speed", "DeiT-LA", found)
     assert text == "not yet run"
     wanted = "DeiT-LA of 4 layers,DeiT-LA,ripple of 4 layers,R_max 4"
     assert f"--sides 16 --batch 64 --forward-alone --only '{wanted}'" in command
-    write_csv(rows + small, found.folder / "folder 1" / "any name.csv")
-    assert ours("table8", "speed", "DeiT-LA", Results(found.folder)) == (
-        "3,000 (batch 392)",
-        [command],
-    )
 
 
 @pytest.mark.parametrize("power", [0.5, 1.0, 1.5, 2.0])
@@ -192,16 +188,10 @@ def test_claims_are_confirmed_or_not_at_equal_epochs(results):
 def test_every_number_of_the_paper_has_a_place():
     shown = {(row.recipe, value) for t in TABLES for row in t.rows
              for name, value in row.paper.items() if name in t.columns}  # fmt: skip
-    said = [
-        paper.ACCURACY,
-        paper.AVERAGE_PRECISION,
-        {k: [v] for k, v in paper.TOP5_OF_TABLE_7.items()},
-    ]
-    said += [
-        {k: [v] for k, v in table.items()}
-        for table in (paper.TOP1_OF_TABLE_8, *paper.SPEED.values())
-    ]
-    assert {(r, value) for numbers in said for r in numbers for value in numbers[r]} <= shown
+    lists = [paper.ACCURACY, paper.AVERAGE_PRECISION]
+    assert {(name, value) for said in lists for name in said for value in said[name]} <= shown
+    singles = [paper.TOP5_OF_TABLE_7, paper.TOP1_OF_TABLE_8, *paper.SPEED.values()]
+    assert {pair for said in singles for pair in said.items()} <= shown
     sizes = {(known()[recipe].recipe.model.name, value) for recipe, value in shown if recipe}
     everything = {**paper.PARAMETERS, **paper.DETECTORS}.items()
     assert {(name, value) for name, numbers in everything for value in numbers.values()} <= sizes
@@ -258,7 +248,7 @@ def test_everything_that_is_committed_is_drawn(tmp_path):
     assert not lacking["figure-speed"] and not lacking["table5"]
     for name in CATALOGUE:
         drawn = f"({name}.png)" in (tmp_path / f"{name}.md").read_text()
-        assert drawn == (name not in ("table1", "table3", "table6", "table7")), name
+        assert drawn or name in ("table1", "table3", "table6", "table7")
         assert drawn == (tmp_path / f"{name}.png").exists() == (tmp_path / f"{name}.svg").exists()
 
 
@@ -296,30 +286,3 @@ def test_unknown_names_suggest_the_nearest():
     assert find_names(["all", "table1"]) == list(CATALOGUE)
     with pytest.raises(ValueError, match="no table or figure 'tabel2': did you mean table2"):
         find_names(["table1", "tabel2"])
-
-
-def test_divergence_is_that_of_its_definition():
-    p = torch.tensor([[0.5, 0.5, 0.0], [1.0, 0.0, 0.0], [0.2, 0.3, 0.5]], dtype=torch.float64)
-    q = torch.tensor([0.25, 0.25, 0.5], dtype=torch.float64)
-
-    def kullback(a, b):
-        return sum(x * math.log(x / y) for x, y in zip(a, b, strict=True) if x)
-
-    for row, value in zip(p.tolist(), jensen_shannon(p, q).tolist(), strict=True):
-        middle = [(a + b) / 2 for a, b in zip(row, q.tolist(), strict=True)]
-        expected = (kullback(row, middle) + kullback(q.tolist(), middle)) / 2
-        assert value == pytest.approx(expected, abs=1e-12)
-    torch.testing.assert_close(jensen_shannon(p.T, q[:, None], dim=0), jensen_shannon(q, p))
-    with pytest.raises(ValueError, match=r"same groups.*got shapes \(3, 3\) and \(2,\)"):
-        jensen_shannon(p, q[:2])
-
-
-def test_fixed_weights_have_no_divergence_and_uniform_ones_that_of_the_line():
-    fixed = torch.tensor([0.5, 0.25, 0.125, 0.0625, 0.0625])
-    assert float(divergence_from_fixed(fixed)) == pytest.approx(0, abs=1e-7)
-    uniform = divergence_from_fixed(torch.full((2, 3, 5), 0.2, dtype=torch.bfloat16))
-    torch.testing.assert_close(
-        uniform, torch.full((2, 3), uniform_divergence(5)), atol=1e-3, rtol=0
-    )
-    assert uniform_divergence(2) == 0.0  # 1/2, 1/2
-    assert 0 < uniform_divergence(3) < uniform_divergence(9) < math.log(2)
