@@ -239,7 +239,7 @@ def disagreements(
 
 
 def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
-    """A guess at the memory of a forward and backward pass, so that nothing starts that cannot fit."""
+    """A guess at the memory of both passes, so that nothing starts that cannot fit."""
     item = max(4, getattr(torch, config.dtype).itemsize)
     images_and_heads = config.batch * config.heads
     tokens = side * side
