@@ -1,9 +1,10 @@
-"""Blocks of the pages under docs/: tables of result files, and of counts made on the spot."""
+"""Blocks of the pages under docs/: tables of result files."""
 
 from collections.abc import Iterable
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
+from ripple_lab.reproduce.columns import network
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
 from ripple_lab.reproduce.queries import at_epochs, best, settings
 from ripple_lab.results import Row, committed_results
@@ -243,16 +244,15 @@ def training_speed() -> str:
 
 @block("detector-costs")
 def detector_costs() -> str:
-    """Parameters and multiply-adds, ours and the paper's; ours are counted on the spot."""
-    from ripple_lab.bench.detection import detector_cost  # needs timm and torchvision
-
-    attentions = dict(zip(paper.DETECTORS, ("softmax", "linear", "ripple"), strict=True))
+    """Parameters and multiply-adds, ours and the paper's."""
+    attentions = {"smca": "softmax", "smca-la": "linear", "smca-ripple": "ripple"}
     lines = []
-    for name, theirs in paper.DETECTORS.items():
-        cost = detector_cost(name)
-        lines.append([f"`{name}`", attentions[name], f"{cost.parameters / 1e6:.1f}",
-                      f"{theirs['parameters']:.1f}", f"{cost.gflops:.0f} G",
-                      f"{theirs['gflops']:.0f} G"])  # fmt: skip
+    for name, attention in attentions.items():
+        ours, model = network(f"coco-{name}-50"), f"{name.replace('-', '_')}_resnet50"
+        theirs = paper.DETECTORS[model]
+        sizes = [percent(ours["millions"]), percent(theirs["parameters"])]
+        work = [f"{rounded(it['gflops'], 0)} G" for it in (ours, theirs)]
+        lines.append([f"`{model}`", attention, *sizes, *work])
     headings = ["name", "attention in the encoder", "M parameters", "the paper's"]
     return markdown_table([*headings, "multiply-adds, 800×1066", "the paper's"], lines, words=2)
 
