@@ -1,12 +1,10 @@
 """A page for a table: the table, its picture, how ours ran, and the commands of what is missing."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 from ripple_lab.reproduce.columns import COLUMNS, network
-from ripple_lab.reproduce.markdown import listed
 from ripple_lab.reproduce.queries import known
-from ripple_lab.reproduce.table import Table, TableRow, grid, missing, sources
+from ripple_lab.reproduce.table import Table, TableRow, grid, grouped, missing, sources
 from ripple_lab.results import Results
 
 SCALINGS = {
@@ -27,8 +25,8 @@ def make_table(table: Table, results: Results, folder: Path) -> tuple[str, list[
         draw_table(table, filled, folder)
         parts.append(f"![{table.title}]({table.name}.png)")
     lacking = missing(table, filled)
-    sections = {
-        "How ours run": how_ours_run(table),
+    sections = {  # where a run left its recipe, the second says so
+        "What our recipes run with": how_ours_run(table),
         "Where ours come from": sources(table, filled),
         "Not there yet": lacking,
     }
@@ -46,9 +44,9 @@ def make_table(table: Table, results: Results, folder: Path) -> tuple[str, list[
 
 def how_ours_run(table: Table) -> list[str]:
     """What the rows' recipes and networks decide, rows that agree on one line."""
-    rows = [row for row in table.rows if row.recipe]
-    lines = _grouped(table, rows, _schedule) + _grouped(table, rows, _attention)
-    return [line for line in lines if line]
+    rows = {table.name_of(row): row for row in table.rows if row.recipe}
+    schedules = grouped(((_schedule(row), name) for name, row in rows.items()), len(rows))
+    return schedules + grouped(((_attention(row), name) for name, row in rows.items()), len(rows))
 
 
 def _schedule(row: TableRow) -> str:
@@ -69,13 +67,3 @@ def _attention(row: TableRow) -> str:
         f"the feature map `{layer['feature_map']}` of {layer['features']} features, queries and "
         f"keys {SCALINGS[layer['scaling']]}, ε = {layer['eps']:g} in the denominator"
     )
-
-
-def _grouped(table: Table, rows: list[TableRow], text: Callable[[TableRow], str]) -> list[str]:
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        found.setdefault(text(row), []).append(table.name_of(row))
-    return [
-        f"{'All' if len(names) == len(rows) else listed(names)}: {said}"
-        for said, names in found.items()
-    ]

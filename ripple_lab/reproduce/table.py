@@ -1,6 +1,6 @@
 """A table of the paper: what it declares, and the one way it becomes Markdown."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ripple_lab.reproduce.markdown import listed, markdown_table, rounded
@@ -102,27 +102,33 @@ def grid(table: Table, columns: dict[str, Column], filled: Filled) -> str:
     return markdown_table(headings, rows, words=1 + len(table.facts))
 
 
-def by_text(table: Table, filled: Filled, text: Callable[[Number], str]) -> list[str]:
-    """A line for each text that numbers have, with the names of their rows; none for no text."""
+def grouped(said: Iterable[tuple[str, str]], everyone: int = 0) -> list[str]:
+    """A line for each text, after the names that it is said of; "All" for `everyone`."""
     found: dict[str, dict[str, None]] = {}
-    for cells in filled.values():
-        for row, cell in zip(table.rows, cells, strict=True):
-            for number in cell:
-                if said := text(number):
-                    found.setdefault(said, {})[table.name_of(row)] = None
-    return [f"{listed(list(names))}: {said}" for said, names in found.items()]
+    for text, name in said:
+        found.setdefault(text, {})[name] = None
+    return [
+        f"{'All' if len(names) == everyone else listed(list(names))}: {text}"
+        for text, names in found.items()
+        if text
+    ]
+
+
+def by_row(table: Table, filled: Filled) -> list[tuple[Number, str]]:
+    """Every number of ours, with the name of its row."""
+    cells = [zip(cells, table.rows, strict=True) for cells in filled.values()]
+    return [(n, table.name_of(row)) for column in cells for cell, row in column for n in cell]
 
 
 def sources(table: Table, filled: Filled) -> list[str]:
     """What our numbers were measured on."""
-    return by_text(table, filled, lambda number: number.source if number.numbers else "")
+    return grouped((n.source, name) for n, name in by_row(table, filled) if n.numbers)
 
 
 def missing(table: Table, filled: Filled) -> list[str]:
     """The commands of numbers that are not there, or not in the paper's setting."""
-
-    def text(number: Number) -> str:
-        where = "in the paper's setting, " if number.numbers else ""
-        return f"{where}not yet run: `{number.command}`" if number.command else ""
-
-    return by_text(table, filled, text)
+    return grouped(
+        ("in the paper's setting, " * bool(n.numbers) + f"not yet run: `{n.command}`", name)
+        for n, name in by_row(table, filled)
+        if n.command
+    )
