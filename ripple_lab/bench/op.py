@@ -1,6 +1,5 @@
 """The operator's time and memory, each algorithm beside linear attention and PyTorch's softmax."""
 
-import csv
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ from ripple_attention.functional import (
 )
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
 from ripple_attention.partition import Partition, chebyshev
-from ripple_lab import machine
+from ripple_lab import machine, results
 from ripple_lab.bench import measure
 
 System = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
@@ -252,15 +251,10 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
 
 
 def read_csv(path: Path) -> list[Row]:
-    """The rows of a benchmark, numbers as numbers again where they are used as such."""
-    with path.open(newline="") as file:
-        rows: list[Row] = list(csv.DictReader(file))
+    """The rows of a benchmark."""
+    rows = results.read_csv(path)
     if not rows or not {"tokens", "system", "pass", "status", "median_ms"} <= rows[0].keys():
         raise ValueError(f"{path} is not a CSV of `ripple bench op`: it lacks rows or columns")
-    for row in rows:
-        row["tokens"] = int(row["tokens"])
-        for name in ("median_ms", "peak_mb"):
-            row[name] = float(row[name]) if row[name] else None
     return rows
 
 

@@ -15,7 +15,7 @@ from ripple_lab.files import replace_text
 BLOCKS: dict[str, Callable[[], str]] = {}
 PATTERN = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 # Modules that register blocks. A module that is not there is left out.
-MODULES = ("readme_blocks", "cifar_blocks", "support", "page_blocks", "detection_blocks", "claims")
+MODULES = ("readme_blocks", "cifar_blocks", "support", "page_blocks", "claims")
 
 
 def block(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:

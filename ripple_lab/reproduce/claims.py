@@ -3,13 +3,13 @@
 A verdict is computed from the same numbers as the row that it stands in.
 """
 
-import math
 from dataclasses import dataclass
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
 from ripple_lab.reproduce.markdown import markdown_table, short
 from ripple_lab.reproduce.page_blocks import find, rows_of, with_sources
+from ripple_lab.reproduce.speeds import exponent
 
 OPERATORS = "op-width-96-batch-4.csv"
 DENSE = tuple(f"op-width-96-batch-4-dense-{side}.csv" for side in (32, 64, 128))
@@ -54,6 +54,13 @@ def operator(system: str, tokens: int, value: str = "median_ms", step: str = "fo
     return float(row[value])
 
 
+def power(points: list[tuple[int, float]]) -> float:
+    """k of the power law c·Tᵏ through these points."""
+    found = exponent(sorted(points))
+    assert found is not None, "a power law needs two points"
+    return found
+
+
 def times(number: float) -> str:
     """A ratio."""
     return f"{short(number)} ×"
@@ -68,11 +75,11 @@ def claims_speed() -> str:
     four = find(rows_of(FOUR_LAYERS_SPEED), system="ripple of 4 layers")
     assert four
     four_layers = four["images_per_second"] / speeds[LINEAR]
-    growth = _exponent(
+    growth = power(
         [(row["tokens"], row["median_ms"]) for row in rows_of(*DENSE)
          if row["system"] == "ripple table triton" and row["pass"] == "forward"]
     )  # fmt: skip
-    linear_growth = _exponent([(t, operator("ripple tiled triton", t)) for t in (4096, TOKENS)])
+    linear_growth = power([(t, operator("ripple tiled triton", t)) for t in (4096, TOKENS)])
     small = speeds[LOGARITHMIC] / speeds[RIPPLE]
     step = "forward+backward"
     autograd = [operator("ripple table by autograd", t, step=step) for t in (4096, TOKENS)]
@@ -171,7 +178,7 @@ def claims_memory() -> str:
     ripple, deit, pairs, logarithmic, dense = (model(name, value="peak_mb") for name in names)
     step = "forward+backward"
     autograd = [operator("ripple table by autograd", t, "peak_mb", step) for t in (4096, TOKENS)]
-    growth = _exponent([(t, operator("ripple tiled triton", t, "peak_mb")) for t in (4096, TOKENS)])
+    growth = power([(t, operator("ripple tiled triton", t, "peak_mb")) for t in (4096, TOKENS)])
     claims = [
         Claim(
             "Memory grows linearly with the tokens.",
@@ -239,10 +246,3 @@ def claims_others() -> str:
 
 def _rows(claims: list[Claim]) -> str:
     return markdown_table(HEADINGS, [claim.cells for claim in claims], words=len(HEADINGS))
-
-
-def _exponent(points: list[tuple[int, float]]) -> float:
-    """k of the power law c·Tᵏ through the first and the last point."""
-    points = sorted(points)
-    (few, fast), (many, slow) = points[0], points[-1]
-    return math.log(slow / fast) / math.log(many / few)
