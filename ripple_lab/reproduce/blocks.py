@@ -7,15 +7,14 @@ text is what the function of that name in `BLOCKS` returns.
 import importlib
 import re
 from collections.abc import Callable
-from importlib.util import find_spec
 from pathlib import Path
 
 from ripple_lab.files import replace_text
 
 BLOCKS: dict[str, Callable[[], str]] = {}
 PATTERN = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
-# Modules that register blocks. A module that is not there is left out.
-MODULES = ("readme_blocks", "cifar_blocks", "support", "page_blocks", "claims")
+# The modules that register blocks.
+MODULES = ("readme_blocks", "cifar_blocks", "support", "page_blocks", "detection_blocks", "claims")
 
 
 def block(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
@@ -31,8 +30,7 @@ def block(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:
 def known_blocks() -> dict[str, Callable[[], str]]:
     """Every block by its name."""
     for name in MODULES:
-        if find_spec(f"{__package__}.{name}"):
-            importlib.import_module(f"{__package__}.{name}")
+        importlib.import_module(f"{__package__}.{name}")
     return BLOCKS
 
 

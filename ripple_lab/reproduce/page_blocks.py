@@ -1,10 +1,9 @@
-"""Blocks of the pages under docs/: tables of result files."""
+"""Blocks of the pages on performance, CIFAR-100 and training: tables of result files."""
 
 from collections.abc import Iterable
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.reproduce.columns import network
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
 from ripple_lab.reproduce.queries import at_epochs, best, settings
 from ripple_lab.results import Row, committed_results
@@ -30,9 +29,6 @@ REACHES = {
 }
 STABILITY = "stability-nvidia-h200.csv"
 TRAINING = "train-graphs-nvidia-h200.csv"
-GPU_DETECTION = "detection-nvidia-h200-bfloat16.csv"
-CPU_DETECTION = "detection-amd-epyc-1-threads-float32.csv"
-SHAPES = "shapes-{}-amd-epyc-1-threads.csv"
 SYSTEMS = {"DeiT-LA": "deit-la-tiny", "DeiT": "deit-tiny", "ConViT": "convit-tiny"}
 SYSTEMS["ripple"] = "ripple-tiny"
 
@@ -240,63 +236,6 @@ def training_speed() -> str:
     ]  # fmt: skip
     headings = ["recipe", "compiled", "step, ms", "images/s in steps", "images/s in an epoch"]
     return with_sources(markdown_table(headings, lines), TRAINING)
-
-
-@block("detector-costs")
-def detector_costs() -> str:
-    """Parameters and multiply-adds, ours and the paper's."""
-    attentions = {"smca": "softmax", "smca-la": "linear", "smca-ripple": "ripple"}
-    lines = []
-    for name, attention in attentions.items():
-        ours, model = network(f"coco-{name}-50"), f"{name.replace('-', '_')}_resnet50"
-        theirs = paper.DETECTORS[model]
-        sizes = [percent(ours["millions"]), percent(theirs["parameters"])]
-        work = [f"{rounded(it['gflops'], 0)} G" for it in (ours, theirs)]
-        lines.append([f"`{model}`", attention, *sizes, *work])
-    headings = ["name", "attention in the encoder", "M parameters", "the paper's"]
-    return markdown_table([*headings, "multiply-adds, 800×1066", "the paper's"], lines, words=2)
-
-
-@block("detection-shapes")
-def detection_shapes() -> str:
-    """Average precision of the detectors that were trained on shapes."""
-    files = {
-        "softmax": SHAPES.format("smca"),
-        "linear": SHAPES.format("smca-la"),
-        "ripple": SHAPES.format("smca-ripple"),
-    }
-    lines = []
-    for name, file in files.items():
-        last = [row for row in rows_of(file) if row["kind"] == "evaluation"][-1]
-        lines.append([name, *(f"{last[key]:.3f}" for key in ("ap", "ap50", "ap75"))])
-    return with_sources(markdown_table(["encoder", "AP", "AP50", "AP75"], lines), *files.values())
-
-
-def _detection_speed(name: str) -> str:
-    """One row a grid and pass, one column a system, in milliseconds."""
-    names = {"smca_resnet50": "softmax", "smca_la_resnet50": "linear"}
-    names["smca_ripple_resnet50"] = "ripple"
-    lines: dict[str, dict[str | None, float]] = {}
-    for row in rows_of(name):
-        size = f"{row['height']}×{row['width']}"
-        size = f"whole detector, {size} pixels" if row["part"] == "detector" else f"{size} cells"
-        times = lines.setdefault(f"{size}, {row['pass']}", {})
-        times[names.get(row["system"], row["system"])] = row["median_ms"]
-    systems = ("softmax", "linear", "ripple")
-    cells = [[size, *(short(times[key]) for key in systems)] for size, times in lines.items()]
-    return with_sources(markdown_table(["milliseconds", *systems], cells), name)
-
-
-@block("detection-speed-gpu")
-def detection_speed_gpu() -> str:
-    """Encoders and whole detectors on a GPU."""
-    return _detection_speed(GPU_DETECTION)
-
-
-@block("detection-speed-cpu")
-def detection_speed_cpu() -> str:
-    """Encoders on one core of a CPU."""
-    return _detection_speed(CPU_DETECTION)
 
 
 def _ours_and_theirs(recipe: str) -> list[str]:
