@@ -18,7 +18,7 @@ test-slow: $(READY)
 	$(BIN)/python -m pytest -q -m slow
 
 test-gpu: $(READY)
-	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/test_cuda.py tests/test_detector_kernels.py tests/test_augment.py
+	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/library/test_cuda.py tests/lab/test_detector_kernels.py tests/lab/test_augment.py
 
 test-newest: $(READY)  # the library with the newest versions of what it needs
 	rm -rf $(NEWEST)

@@ -22,7 +22,7 @@ from ripple_attention.spatial_weights import (
     stick_breaking,
 )
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "FEATURE_MAPS",

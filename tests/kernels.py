@@ -2,7 +2,8 @@
 
 Triton's interpreter has to be asked for before triton is imported, and would then serve everything
 in the process. So tests marked `interpreted` run in a worker process of their own, one for all of
-them; with `TRITON_INTERPRET=1 pytest tests/test_triton.py` they run in place, for a debugger.
+them. With `TRITON_INTERPRET=1 pytest tests/library/test_triton.py` they run in place, for a
+debugger.
 """
 
 import importlib.util

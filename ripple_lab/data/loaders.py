@@ -2,7 +2,7 @@
 
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -188,7 +188,7 @@ class InMemoryEvaluationLoader:
     def __init__(
         self,
         data: Images,
-        batches: Iterable[list[int]],
+        batches: Any,
         device: torch.device,
         normalize: Callable[[Tensor], Tensor],
     ):

@@ -1,6 +1,6 @@
 """The data of a recipe: its splits, and the loaders of one device. Nothing here needs Lightning."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -111,9 +111,7 @@ class RecipeData:
         batches = [chosen[start : start + size] for start in range(0, count, size)]
         return self._evaluation_loader(data, batches, device)
 
-    def _evaluation_loader(
-        self, data: Any, batches: Iterable[list[int]], device: torch.device
-    ) -> Any:
+    def _evaluation_loader(self, data: Any, batches: Any, device: torch.device) -> Any:
         return torch.utils.data.DataLoader(
             data,
             batch_sampler=batches,
@@ -163,9 +161,7 @@ class ClassificationData(RecipeData):
         augment = BatchAugmentation(self.recipe.augmentation, self.image_size, **self.statistics)
         return InMemoryLoader(data, batches, device, augment)
 
-    def _evaluation_loader(
-        self, data: Any, batches: Iterable[list[int]], device: torch.device
-    ) -> Any:
+    def _evaluation_loader(self, data: Any, batches: Any, device: torch.device) -> Any:
         if not self.recipe.data.in_memory:
             return super()._evaluation_loader(data, batches, device)
         return InMemoryEvaluationLoader(

@@ -257,9 +257,10 @@ def explain_figure(explanation: Explanation, at: tuple[int, int]) -> Any:
             largest,
         )
         parts.append((f"Ripples, head by head (bright: {largest:.0%})", ripples))
-    figure = plt.figure(figsize=SCREEN, layout="constrained")
+    figure: Any = plt.figure(figsize=SCREEN, layout="constrained")
     upper, lower, key = figure.subfigures(3, 1, height_ratios=[1.15, 1, 0.07])
-    seen, means = upper.subfigures(1, 2, width_ratios=[3, _inches(parts[0][1], explanation)[0]])
+    ratios = [3, _inches(parts[0][1], explanation)[0]]
+    seen, means = upper.subfigures(1, 2, width_ratios=ratios)
     shown, classes = seen.subplots(2, 1, height_ratios=[1.6, 1])
     draw_picture(shown, explanation, at)
     draw_classes(classes, explanation)
