@@ -2,11 +2,13 @@
 
 from ripple_attention.feature_maps import FEATURE_MAPS, FeatureMap, create_feature_map
 from ripple_attention.functional import (
+    NearSoftmax,
     explain,
     linear_attention,
     ripple_attention,
     ripple_softmax_attention,
 )
+from ripple_attention.heads import RippleHeads
 from ripple_attention.modules import (
     LinearAttention,
     RippleAttention,
@@ -28,8 +30,10 @@ __all__ = [
     "FEATURE_MAPS",
     "FeatureMap",
     "LinearAttention",
+    "NearSoftmax",
     "Partition",
     "RippleAttention",
+    "RippleHeads",
     "SoftmaxAttention",
     "SpatialWeights",
     "chebyshev",

@@ -68,6 +68,8 @@ class Problem(NamedTuple):
     head_dim: int = 0  # of queries before the map
     transformed: bool = False  # forward-mode derivatives, or those of torch.func
     shared: int = LARGE_SHARED  # kilobytes of shared memory that a block may have
+    near: int | None = None  # the radius within which tokens weigh by softmax
+    prefix: int = 0  # tokens without a place on the grid
 
 
 @dataclass(frozen=True)
@@ -190,8 +192,14 @@ def weights_fuse(problem: Problem) -> str | None:
     return _kernels(problem)
 
 
+def _features_alone(problem: Problem) -> str | None:
+    if problem.near is not None or problem.prefix:
+        return 'computes near="features" without prefix tokens'
+    return None
+
+
 def _fused(problem: Problem) -> str | None:
-    reason = features_fuse(problem)
+    reason = _features_alone(problem) or features_fuse(problem)
     if not reason and problem.weights:
         reason = weights_fuse(problem)
     return reason or _tiles(problem)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,6 +27,7 @@ from ripple_attention.ops.common import (
 from ripple_attention.ops.export import ripple_export
 from ripple_attention.ops.library import lazy_import, register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
+from ripple_attention.ops.near import as_share, merge, prefix_sums, window, window_by_pairs
 from ripple_attention.ops.table import table_backward, table_forward
 from ripple_attention.ops.tiled import tiled_backward, tiled_forward
 from ripple_attention.ops.tiling import far_sums_like
@@ -57,6 +59,25 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 
+class NearSoftmax(NamedTuple):
+    """What `ripple_attention` needs to weigh near tokens by exp(q·k) in place of φ(q)·φ(k).
+
+    Args:
+        q: Queries (B, H, W, N, D), not mapped.
+        k: Keys (B, H, W, N, D), not mapped.
+        far_scale: log c (B, H, W, N), which puts features on the scale of the exponential.
+        distance: Groups inside the box of this radius are near, one of the partition's radii; None
+            for all groups but the rest.
+        scale: Factor on q·k, D^(−1/2) unless given.
+    """
+
+    q: Tensor
+    k: Tensor
+    far_scale: Tensor
+    distance: int | None = None
+    scale: float | None = None
+
+
 def ripple_attention(
     q: Tensor,
     k: Tensor,
@@ -64,6 +85,10 @@ def ripple_attention(
     spatial_weights: Tensor,
     *,
     partition: Partition,
+    near: NearSoftmax | None = None,
+    prefix_k: Tensor | None = None,
+    prefix_v: Tensor | None = None,
+    prefix_padding_mask: Tensor | None = None,
     key_padding_mask: Tensor | None = None,
     implementation: str = "auto",
     eps: float = 0.0,
@@ -82,6 +107,13 @@ def ripple_attention(
         v: Values (B, H, W, N, E).
         spatial_weights: α (B, H, W, N, G), in the type of v or float32.
         partition: Which tokens are a group, with G = `partition.num_groups`.
+        near: Has near tokens weigh by exp(q·k), on one scale with the features of those far away:
+            see `NearSoftmax`. `eps` is not used then.
+        prefix_k: Keys (B, P, N, ·) of tokens that have no place on the grid, which every query
+            sees: not mapped with `near`, mapped otherwise. They are a group of their own, the first
+            of G + 1 `spatial_weights`.
+        prefix_v: Their values (B, P, N, E).
+        prefix_padding_mask: Bool (B, P), True for padded ones.
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
             far sum), "naive_triton", "table_triton" and "tiled_triton" (the same as Triton kernels:
@@ -102,6 +134,10 @@ def ripple_attention(
     check_implementation(implementation)
     check_eps(eps)
     q, k, v = _in_autocast_type(q, k, v)
+    if near is not None or prefix_k is not None:
+        prefix = _checked_prefix(prefix_k, prefix_v, prefix_padding_mask, v)
+        parts = q, k, v, spatial_weights, partition, near, prefix
+        return _with_shares(*parts, key_padding_mask, implementation, eps)
     _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
     if not is_exporting() and v.numel() == 0:
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
@@ -116,6 +152,116 @@ def ripple_attention(
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     with without_autocast(v):
         return OPERATORS[name](q, k, v, spatial_weights, list(partition.radii), eps)
+
+
+def _with_shares(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    partition: Partition,
+    near: NearSoftmax | None,
+    prefix: tuple[Tensor, ...] | None,
+    mask: Tensor | None,
+    implementation: str,
+    eps: float,
+) -> Tensor:
+    """`ripple_attention` where near tokens weigh by softmax, or there are prefix tokens, or both.
+
+    Features make one share of the mean, the window and the prefix tokens another.
+    """
+    _check_inputs(q, k, v, spatial_weights, partition, mask, 0 if prefix is None else 1)
+    if mask is not None:
+        k, v = without_padding(k, v, mask)
+    with without_autocast(v):
+        of_prefix = None
+        if prefix is not None:
+            of_prefix, spatial_weights = spatial_weights[..., :1], spatial_weights[..., 1:]
+        if near is None:
+            assert prefix is not None
+            numerator, total = _prefix_by_features(q, *prefix, of_prefix)
+        else:
+            near, first_far = _checked_near(near, v, partition)
+            if mask is not None:
+                near = near._replace(k=without_padding(near.k, v, mask)[0])
+            scale = near.q.shape[-1] ** -0.5 if near.scale is None else near.scale
+            radii = list(partition.radii[:first_far])
+            near_weights = spatial_weights[..., :first_far]
+            make = window_by_pairs if implementation == "naive" else window
+            shares = make(near.q, near.k, v, near_weights, mask, radii, scale)
+            if prefix is not None:
+                shares = merge(shares, prefix_sums(near.q, *prefix, of_prefix, scale))
+            numerator, total = as_share(*shares, near.far_scale)
+            nothing = torch.zeros_like(spatial_weights[..., :1])
+            spatial_weights = torch.cat([nothing, spatial_weights[..., first_far:]], -1)
+            partition, eps = Partition(partition.radii[first_far - 1 :]), 0.0
+        problem = problem_of(q, k, v, spatial_weights, partition)
+        name = dispatch.choose(problem, implementation)
+        if name != "naive":
+            spatial_weights = drop_empty_groups(spatial_weights, partition, mask)
+        run = OPERATORS[name].shared  # type: ignore[attr-defined]
+        return run(q, k, v, spatial_weights, numerator, total, list(partition.radii), eps)
+
+
+def _prefix_by_features(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weight: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Σ_p α φq·φk_p v_p and Σ_p α φq·φk_p over prefix tokens: (B, H, W, N, E) and (B, H, W, N)."""
+    dtype = accumulation_dtype(v)
+    queries, keys, values, alpha = (x.to(dtype) for x in (q, k, v, weight))
+    if mask is not None:
+        keys = keys.masked_fill(mask[..., None, None], 0)
+    queries = alpha * queries
+    state = torch.einsum("bpnm,bpne->bnme", keys, values)
+    numerator = torch.einsum("bhwnm,bnme->bhwne", queries, state)
+    return numerator, torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum(1))
+
+
+def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[NearSoftmax, int]:
+    """Near queries and keys in the type of v, and which group is the first far one."""
+    q, k = _in_autocast_type(near.q, near.k)
+    distance = partition.reach if near.distance is None else near.distance
+    _check_qkv(q, k, v)
+    if near.far_scale.shape != v.shape[:-1]:
+        raise ValueError(
+            "near.far_scale must be log c (B, H, W, N) with the batch, grid and heads of v; "
+            f"got {_shapes(far_scale=near.far_scale, v=v)}"
+        )
+    if distance not in partition.radii:
+        raise ValueError(
+            "near_distance, up to which tokens weigh by softmax, must be one of the partition's "
+            f"radii {partition.radii}; got {distance}. None takes them all."
+        )
+    first_far = partition.radii.index(distance) + 1
+    return near._replace(q=q, k=k, far_scale=near.far_scale.to(accumulation_dtype(v))), first_far
+
+
+def _checked_prefix(
+    k: Tensor | None, v: Tensor | None, mask: Tensor | None, like: Tensor
+) -> tuple[Tensor, ...] | None:
+    """Keys, values and mask of prefix tokens, or None where there are none."""
+    if k is None and v is None:
+        return None
+    if k is None or v is None or k.dim() != 4 or v.dim() != 4 or k.shape[:-1] != v.shape[:-1]:
+        got = {name: None if x is None else tuple(x.shape) for name, x in {"k": k, "v": v}.items()}
+        raise ValueError(
+            "prefix_k and prefix_v come together, as (B, P, N, channels) of one batch, number and "
+            f"heads; got shapes {got}"
+        )
+    if v.shape[0] != like.shape[0] or v.shape[2:] != like.shape[3:]:
+        raise ValueError(
+            "prefix_v must be (B, P, N, E) with the batch, heads and width of v; "
+            f"got {_shapes(prefix_v=v, v=like)}"
+        )
+    if mask is not None and (mask.dtype != torch.bool or mask.shape != k.shape[:2]):
+        raise ValueError(
+            f"prefix_padding_mask must be bool (B, P) = {tuple(k.shape[:2])}, True for padded "
+            f"tokens; got {mask.dtype=} and {_shapes(mask=mask)}"
+        )
+    k, v = _in_autocast_type(k, v)
+    if mask is not None:
+        k, v = (x.masked_fill(mask[..., None, None], 0) for x in (k, v))
+    return k, v, mask  # type: ignore[return-value]
 
 
 def problem_of(
@@ -294,6 +440,7 @@ def _check_inputs(
     spatial_weights: Tensor,
     partition: Partition,
     key_padding_mask: Tensor | None,
+    prefix_groups: int = 0,
 ) -> None:
     _check_qkv(q, k, v)
     if not isinstance(partition, Partition):
@@ -301,11 +448,12 @@ def _check_inputs(
             f"partition must be a Partition; got {partition!r}. "
             "Use chebyshev(max_distance) or logarithmic(max_distance)."
         )
-    expected = (*v.shape[:-1], partition.num_groups)
+    expected = (*v.shape[:-1], prefix_groups + partition.num_groups)
     if spatial_weights.shape != expected:
         raise ValueError(
             "spatial_weights must be (B, H, W, N, G) with the grid and heads of v and one weight "
-            f"for each of the partition's G={partition.num_groups} groups, so {expected}; "
+            f"for each of the partition's G={partition.num_groups} groups"
+            f"{', after one for prefix tokens' * prefix_groups}, so {expected}; "
             f"got {_shapes(spatial_weights=spatial_weights, v=v)}"
         )
     if spatial_weights.dtype not in (v.dtype, accumulation_dtype(v)):

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -11,30 +11,27 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from ripple_attention import dispatch
-from ripple_attention.dispatch import Problem
-from ripple_attention.feature_maps import FeatureMap, create_feature_map
-from ripple_attention.functional import (
-    check_eps,
-    check_implementation,
-    check_mask,
-    in_function_transform,
-    is_exporting,
-    is_transformed,
-    linear_attention,
-    ripple_attention,
-)
+from ripple_attention.feature_maps import FeatureMap
+from ripple_attention.functional import check_eps, check_mask, linear_attention
 from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe
-from ripple_attention.ops.common import autocast_dtype, drop_empty_groups, without_padding
-from ripple_attention.ops.fused import (
-    fused_features,
-    fused_linear_attention,
-    fused_ripple_attention,
-    fused_weights,
+from ripple_attention.heads import (
+    FeatureHeads,
+    NearKind,
+    PartitionKind,
+    RippleCore,
+    default_feature_map,
+    make_feature_map,
+    make_partition,
 )
-from ripple_attention.partition import Partition, chebyshev, logarithmic
+from ripple_attention.ops.common import autocast_dtype, without_padding
+from ripple_attention.ops.fused import fused_linear_attention
+from ripple_attention.partition import Partition
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
-CLASS_TOKEN = "A class token has no place on the grid: pool the tokens instead."
+CLASS_TOKEN = (
+    "A class token has no place on the grid: RippleAttention takes it with num_prefix_tokens=1, "
+    "other layers that need a grid do not."
+)
 
 
 class GridAttention(nn.Module):
@@ -51,6 +48,7 @@ class GridAttention(nn.Module):
     """
 
     needs_grid = False
+    num_prefix_tokens = 0
 
     def __init__(
         self,
@@ -121,9 +119,9 @@ class GridAttention(nn.Module):
 
     def _project(self, x: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
         heads = (3, self.num_heads, self.head_dim)
-        q, k, v = self.qkv(x).unflatten(-1, heads).unbind(3)
+        q, k, v = self.qkv(x).unflatten(-1, heads).unbind(-3)
         if value is not None:  # the module again: whatever a user made of it holds for values, too
-            v = self.qkv(value).unflatten(-1, heads)[:, :, :, 2]
+            v = self.qkv(value).unflatten(-1, heads).select(-3, 2)
         return q, k, v
 
     def _check(self, x: Tensor, value: Tensor | None, grid_size: tuple[int, int] | None) -> None:
@@ -155,15 +153,22 @@ class GridAttention(nn.Module):
                 f"{name} needs to know where tokens lie: pass (B, H, W, C), or grid_size=(H, W) "
                 f"with (B, L, C); got x.shape={tuple(x.shape)} and {grid_size=}. {CLASS_TOKEN}"
             )
+        P = self.num_prefix_tokens
+        if P and x.dim() != 3:
+            raise ValueError(
+                f"{name} with {P} prefix tokens takes tokens in a row (B, {P} + H·W, {dim}) and "
+                f"grid_size=(H, W); got x.shape={tuple(x.shape)}"
+            )
         if grid_size is None:
             return
         pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2 and min(grid_size) >= 0
-        size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
+        size = x.shape[1] - P if x.dim() == 3 else tuple(x.shape[1:3])
         if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
             one_more = pair and size == grid_size[0] * grid_size[1] + 1
             raise ValueError(
-                f"grid_size=(H, W) must hold the tokens of x, H·W = L; got {grid_size=} and "
-                f"x.shape={tuple(x.shape)}" + (f". {CLASS_TOKEN}" if one_more else "")
+                f"grid_size=(H, W) must hold the tokens of x, {f'{P} + ' * (P > 0)}H·W = L; got "
+                f"{grid_size=} and x.shape={tuple(x.shape)}"
+                + (f". {CLASS_TOKEN}" if one_more else "")
             )
 
 
@@ -201,7 +206,7 @@ class SoftmaxAttention(GridAttention):
         return out.transpose(1, 2).reshape(v.shape)
 
 
-class LinearAttention(GridAttention):
+class LinearAttention(FeatureHeads, GridAttention):
     """Linear attention: φ(q)·φ(k) in place of the exponential, so that keys are summed once.
 
     Args:
@@ -218,9 +223,6 @@ class LinearAttention(GridAttention):
         fuse: Whether kernels may stand in for the feature map and the spatial weights, where they
             can run and compute the same.
     """
-
-    fuse = True
-    implementation = "auto"
 
     def __init__(
         self,
@@ -245,24 +247,15 @@ class LinearAttention(GridAttention):
                 f"{type(self).__name__} forms no matrix of probabilities to drop from, so "
                 f"attn_drop must be 0; got {attn_drop=}. Use proj_drop, which drops from the output"
             )
-        if isinstance(feature_map, str):
-            feature_map = create_feature_map(
-                feature_map,
-                self.head_dim,
-                num_heads=num_heads,
-                num_features=num_features,
-                device=device,
-                dtype=dtype,
-                **(feature_map_options or {}),
-            )
-        elif isinstance(feature_map, FeatureMap):
-            _check_made(feature_map, num_features, feature_map_options)
-        else:
-            raise TypeError(
-                "feature_map is a name or a FeatureMap, which takes queries and keys; got "
-                f"{feature_map!r}: derive it from ripple_attention.FeatureMap"
-            )
-        self.feature_map = feature_map
+        self.feature_map = make_feature_map(
+            feature_map,
+            self.head_dim,
+            num_heads,
+            num_features,
+            feature_map_options,
+            device=device,
+            dtype=dtype,
+        )
         self.eps = check_eps(eps)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
@@ -304,47 +297,15 @@ class LinearAttention(GridAttention):
         """What `attend` computes, all of it by kernels, from qkv (B, H, W, 3, N, D)."""
         return fused_linear_attention(qkv, mask, features, self.eps)
 
-    def _weight_spec(self) -> WeightSpec | None:
-        return None
-
-    def _uses_kernels(self, x: Tensor) -> bool:
-        """Whether kernels may stand in for parts of the layer, if they can run."""
-        asked = self.implementation.endswith("_triton")
-        if self.implementation == "auto":
-            asked = x.device.type == "cuda"
-        able = asked and self.fuse and x.numel() > 0
-        return able and not is_exporting() and not in_function_transform()
-
     def _attends_as_written(self) -> bool:
         """Whether `_attend_fused` computes what `attend` does: neither was changed alone."""
         return "attend" not in vars(self) and _defines_both(type(self))  # type: ignore[arg-type]
-
-    def _problem(
-        self, x: Tensor, features: FeatureSpec | None, weights: WeightSpec | None
-    ) -> Problem:
-        kind = ""
-        if features is not None:
-            kind = features.activation if features.w1 is None else "sines"
-        return Problem(
-            (x.shape[1], x.shape[2]),
-            self.feature_map.num_features,
-            self.head_dim,
-            self.partition.radii if isinstance(self, RippleAttention) else None,
-            autocast_dtype(x) or x.dtype,
-            x.device.type,
-            dispatch.kernels_can_run(x.device.type, x.device.index),
-            kind,
-            "" if weights is None else "sticks" if weights.sticks else "softmax",
-            self.head_dim,
-            is_transformed(x),
-            dispatch.shared_memory(x.device.type, x.device.index),
-        )
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}"
 
 
-class RippleAttention(LinearAttention):
+class RippleAttention(RippleCore, LinearAttention):
     """Ripple attention: linear attention whose tokens weigh by their ring around the query.
 
     Args:
@@ -356,9 +317,17 @@ class RippleAttention(LinearAttention):
         balanced: Whether weights start uniform (or as 1/2, 1/4, …), see `stick_breaking`.
         halt_threshold: τ, what is left of the stick when the ripple halts; see `halt`.
         tail: How the halted groups share, see `halt`.
+        near: "features" for the paper's φ(q)·φ(k) everywhere; "softmax" for exp(q·k) inside the
+            last box, as a pretrained softmax layer has it, and features beyond, on a learned scale
+            (`far_scale`). `eps` is not used then.
+        near_distance: How far "softmax" goes, one of the partition's radii; None for all of them.
+        num_prefix_tokens: P tokens in front of the grid's that have no place on it (class,
+            register or text tokens). Every query sees them as a group of their own, the first stick
+            of the weights; they see all tokens alike.
+        feature_map: As in `LinearAttention`; None for "learned", or "hedgehog" beside softmax.
         implementation: As in `ripple_attention`.
         dim, num_heads, qkv_bias, attn_drop, proj_drop, device, dtype: As in `LinearAttention`.
-        feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
+        num_features, feature_map_options, eps: As in `LinearAttention`.
 
     >>> import torch
     >>> layer = RippleAttention(192, num_heads=6, max_distance=4)
@@ -374,12 +343,15 @@ class RippleAttention(LinearAttention):
         num_heads: int = 6,
         *,
         max_distance: int = 4,
-        partition: Literal["chebyshev", "logarithmic"] | Partition = "chebyshev",
+        partition: PartitionKind | Partition = "chebyshev",
         weights: WeightKind = "stick-breaking",
         balanced: bool = True,
         halt_threshold: float = 0.001,
         tail: Tail = "share",
-        feature_map: str | FeatureMap = "learned",
+        near: NearKind = "features",
+        near_distance: int | None = None,
+        num_prefix_tokens: int = 0,
+        feature_map: str | FeatureMap | None = None,
         num_features: int | None = None,
         feature_map_options: dict[str, Any] | None = None,
         eps: float = 1.0,
@@ -393,7 +365,7 @@ class RippleAttention(LinearAttention):
         super().__init__(
             dim,
             num_heads,
-            feature_map=feature_map,
+            feature_map=feature_map or default_feature_map(near),
             num_features=num_features,
             feature_map_options=feature_map_options,
             eps=eps,
@@ -403,64 +375,39 @@ class RippleAttention(LinearAttention):
             device=device,
             dtype=dtype,
         )
-        self.partition = _partition(partition, max_distance)
-        self.spatial_weights = SpatialWeights(
-            self.head_dim,
+        self._set_up(
             num_heads,
-            self.partition.num_groups,
+            make_partition(partition, max_distance),
             weights,
+            near,
+            near_distance,
+            num_prefix_tokens,
+            implementation,
+            device,
+            dtype,
             balanced=balanced,
             halt_threshold=halt_threshold,
             tail=tail,
-            device=device,
-            dtype=dtype,
-        )
-        self.implementation = check_implementation(implementation)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        features = weights = None
-        if self._uses_kernels(v):
-            features, weights = self.feature_map.fused_spec(), self._weight_spec()
-            problem = self._problem(v, features, weights)
-            features = None if dispatch.features_fuse(problem) else features
-            weights = None if dispatch.weights_fuse(problem) else weights
-        if features is None:
-            phi_q, phi_k = self.feature_map(q, k)
-        else:
-            observe(self.feature_map, q, k)
-            phi_q, phi_k = fused_features(q, k, features)
-        return ripple_attention(
-            phi_q,
-            phi_k,
-            v,
-            self._weights_of(v, weights),
-            partition=self.partition,
-            key_padding_mask=key_padding_mask,
-            implementation=self.implementation,
-            eps=self.eps,
         )
 
-    def _attend_fused(
-        self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
+    def forward(
+        self,
+        x: Tensor,
+        value: Tensor | None = None,
+        *,
+        grid_size: tuple[int, int] | None = None,
+        key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        made: Tensor | WeightSpec
-        if weights is None:
-            made = drop_empty_groups(self.spatial_weights(qkv[:, :, :, 2]), self.partition, mask)
-        else:
-            observe(self.spatial_weights, qkv[:, :, :, 2])
-            made = weights
-        return fused_ripple_attention(qkv, mask, features, made, self.partition.radii, self.eps)
-
-    def _weights_of(self, v: Tensor, spec: WeightSpec | None) -> Tensor:
-        """α (B, H, W, N, G), by a kernel where there is a spec."""
-        if spec is None:
-            return self.spatial_weights(v)
-        observe(self.spatial_weights, v)
-        return fused_weights(v, spec, self.partition.num_groups)
-
-    def _weight_spec(self) -> WeightSpec | None:
-        spec = getattr(self.spatial_weights, "fused_spec", None)
-        return None if spec is None else spec()
+        """As in `GridAttention`; with prefix tokens (B, P + H·W, C), which come first in x, with
+        `grid_size`, and a mask of all tokens (B, P + H·W) or of the grid's alone.
+        """
+        if self.num_prefix_tokens == 0:
+            return super().forward(x, value, grid_size=grid_size, key_padding_mask=key_padding_mask)
+        self._check(x, value, grid_size)
+        assert grid_size is not None
+        q, k, v = self._project(x, value)
+        out = self.attend_tokens(q, k, v, grid_size, key_padding_mask)
+        return self.proj_drop(self.proj(out.flatten(2)))
 
     def extra_repr(self) -> str:
         radii, name = self.partition.radii, self.implementation
@@ -511,28 +458,3 @@ def _defines_both(kind: type) -> bool:
         return next(parent for parent in kind.__mro__ if name in vars(parent))
 
     return definer("attend") is definer("_attend_fused")
-
-
-def _check_made(
-    feature_map: FeatureMap, num_features: int | None, options: dict[str, Any] | None
-) -> None:
-    """Refuses what a map that is made already could not follow."""
-    own = feature_map.num_features
-    if num_features not in (None, own) or options:
-        raise ValueError(
-            "num_features and feature_map_options are for a feature_map by name, and a FeatureMap "
-            f"has its own; got {num_features=}, feature_map_options={options} beside "
-            f"{type(feature_map).__name__} of {own} features: leave them out, or make the map with "
-            "them"
-        )
-
-
-def _partition(partition: str | Partition, max_distance: int) -> Partition:
-    known = {"chebyshev": chebyshev, "logarithmic": logarithmic}
-    if isinstance(partition, Partition):
-        return partition
-    if not isinstance(partition, str) or partition not in known:
-        raise ValueError(
-            f"partition must be one of {', '.join(known)} or a Partition; got {partition!r}"
-        )
-    return known[partition](max_distance)

@@ -29,6 +29,30 @@ def ripple_naive(
     return _weighted_mean(similarity * _pair_weights(spatial_weights, radii), values, v, eps)
 
 
+def ripple_naive_shared(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    numerator: Tensor,
+    total: Tensor,
+    radii: list[int],
+    eps: float,
+) -> Tensor:
+    """`ripple_naive` whose mean has one share more, as in `library.register_shared`."""
+    queries, keys, values = (_heads_first(x) for x in (q, k, v))
+    pairs = queries @ keys.mT * _pair_weights(spatial_weights, radii)
+    own = pairs.sum(-1, keepdim=True) + eps  # (B, N, L, 1)
+    alive = own != 0
+    sums = torch.where(alive, pairs @ values, 0) + _heads_first(numerator)
+    denominator = torch.where(alive, own, 0) + _heads_first(total.unsqueeze(-1))
+    out = safe_divide(sums, denominator)
+    return out.transpose(1, 2).reshape(v.shape).to(v.dtype)
+
+
+ripple_naive.shared = ripple_naive_shared  # type: ignore[attr-defined]
+
+
 def ripple_softmax(
     q: Tensor,
     k: Tensor,
