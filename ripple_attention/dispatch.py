@@ -44,6 +44,10 @@ TABLE_PENALTY = 14
 # tiles as kernels (`ripple bench op`, 16,384 tokens, both passes, one H200), in little memory.
 PAIRS_TOKENS = 16384
 
+# Whether "auto" takes kernels for the window of near softmax. The interpreter proves them, and they
+# compile for GPUs, but nobody has timed them on one: until then they run only by name.
+NEAR_KERNELS = False
+
 # The cost of what "auto" takes only where nothing else can run.
 NEVER = 1e30
 
@@ -68,7 +72,7 @@ class Problem(NamedTuple):
     head_dim: int = 0  # of queries before the map
     transformed: bool = False  # forward-mode derivatives, or those of torch.func
     shared: int = LARGE_SHARED  # kilobytes of shared memory that a block may have
-    near: int | None = None  # the radius within which tokens weigh by softmax
+    near: int | None = None  # the radius within which tokens weigh by softmax, outside of `radii`
     prefix: int = 0  # tokens without a place on the grid
 
 
@@ -138,6 +142,8 @@ def _kernels(problem: Problem) -> str | None:
     width = max(problem.num_features, problem.value_dim)
     if width > MAX_WIDTH:
         return f"needs at most {MAX_WIDTH} features and value channels a head; got {width}"
+    if problem.near is not None and problem.head_dim > MAX_WIDTH:
+        return f"needs queries of at most {MAX_WIDTH} channels; got {problem.head_dim}"
     return _plain(problem)
 
 
@@ -290,6 +296,21 @@ def _choose(problem: Problem, implementation: str) -> str:
 _choose_once = lru_cache(4096)(_choose)
 
 
+def choose_window(problem: Problem, backend: str, implementation: str = "auto") -> str:
+    """What computes the window of near softmax: "pairs", "tiles" or "kernels".
+
+    Args:
+        problem: What is to be computed.
+        backend: What `choose` has taken for the features.
+        implementation: What was asked for.
+    """
+    if backend == "naive":
+        return "pairs"
+    measured = NEAR_KERNELS and implementation == "auto" and problem.device == "cuda"
+    asked = implementation.endswith("_triton") or measured
+    return "kernels" if asked and _kernels(problem) is None else "tiles"
+
+
 def explain(problem: Problem, implementation: str = "auto") -> str:
     """Prints every back end, which one runs, and why others do not; returns the one that runs."""
     allowed = candidates(implementation)
@@ -310,4 +331,7 @@ def explain(problem: Problem, implementation: str = "auto") -> str:
         else:
             verdict = f"could run: {backend.summary}; costs more"
         print(f"  {backend.name:13} {verdict}")
+    if problem.near is not None:
+        window = choose_window(problem, runs, implementation)
+        print(f"  within {problem.near} of a query: softmax by {window}, not by features")
     return runs

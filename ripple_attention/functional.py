@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -27,7 +28,16 @@ from ripple_attention.ops.common import (
 from ripple_attention.ops.export import ripple_export
 from ripple_attention.ops.library import lazy_import, register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
-from ripple_attention.ops.near import as_share, merge, prefix_sums, window, window_by_pairs
+from ripple_attention.ops.near import (
+    as_share,
+    merge,
+    prefix_sums,
+    register_window,
+    window_backward,
+    window_by_pairs,
+    window_export,
+    window_forward,
+)
 from ripple_attention.ops.table import table_backward, table_forward
 from ripple_attention.ops.tiled import tiled_backward, tiled_forward
 from ripple_attention.ops.tiling import far_sums_like
@@ -54,6 +64,12 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
         lazy_import("pairs", "naive_triton_forward"),
         lazy_import("pairs", "naive_triton_backward"),
     ),
+}
+
+WINDOWS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
+    "pairs": window_by_pairs,
+    "tiles": register_window("near_window", window_forward, window_backward),
+    "export": window_export,
 }
 
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -168,39 +184,44 @@ def _with_shares(
 ) -> Tensor:
     """`ripple_attention` where near tokens weigh by softmax, or there are prefix tokens, or both.
 
-    Features make one share of the mean, the window and the prefix tokens another.
+    Features make one share of the mean; the window and the prefix tokens make another.
     """
     _check_inputs(q, k, v, spatial_weights, partition, mask, 0 if prefix is None else 1)
+    first_far = 0
+    if near is not None:
+        near, first_far = _checked_near(near, v, partition)
+    if not is_exporting() and v.numel() == 0:
+        return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if mask is not None:
         k, v = without_padding(k, v, mask)
     with without_autocast(v):
-        of_prefix = None
-        if prefix is not None:
-            of_prefix, spatial_weights = spatial_weights[..., :1], spatial_weights[..., 1:]
+        of_prefix = spatial_weights[..., :1]
+        weights = spatial_weights if prefix is None else spatial_weights[..., 1:]
+        of_window, all_radii = weights[..., :first_far], partition.radii
+        if near is not None:
+            # Near groups are one to the features, which weighs nothing.
+            partition = replace(partition, radii=all_radii[first_far - 1 :])
+            weights = torch.cat([torch.zeros_like(of_prefix), weights[..., first_far:]], -1)
+        problem = problem_of(q, k, v, weights, partition, near)
+        name = dispatch.choose(problem, "naive" if is_exporting() else implementation)
         if near is None:
             assert prefix is not None
-            numerator, total = _prefix_by_features(q, *prefix, of_prefix)
+            share = _prefix_by_features(q, *prefix, of_prefix)
         else:
-            near, first_far = _checked_near(near, v, partition)
-            if mask is not None:
-                near = near._replace(k=without_padding(near.k, v, mask)[0])
-            scale = near.q.shape[-1] ** -0.5 if near.scale is None else near.scale
-            radii = list(partition.radii[:first_far])
-            near_weights = spatial_weights[..., :first_far]
-            make = window_by_pairs if implementation == "naive" else window
-            shares = make(near.q, near.k, v, near_weights, mask, radii, scale)
+            kind = dispatch.choose_window(problem, name, implementation)
+            window = WINDOWS["export" if is_exporting() else kind]
+            keys = near.k if mask is None else without_padding(near.k, v, mask)[0]
+            scale = near.q.shape[-1] ** -0.5 if near.scale is None else float(near.scale)
+            seen = window(near.q, keys, v, of_window, mask, list(all_radii[:first_far]), scale)
             if prefix is not None:
-                shares = merge(shares, prefix_sums(near.q, *prefix, of_prefix, scale))
-            numerator, total = as_share(*shares, near.far_scale)
-            nothing = torch.zeros_like(spatial_weights[..., :1])
-            spatial_weights = torch.cat([nothing, spatial_weights[..., first_far:]], -1)
-            partition, eps = Partition(partition.radii[first_far - 1 :]), 0.0
-        problem = problem_of(q, k, v, spatial_weights, partition)
-        name = dispatch.choose(problem, implementation)
+                seen = merge(seen, prefix_sums(near.q, *prefix, of_prefix, scale))
+            share, eps = as_share(*seen, near.far_scale), 0.0
+        radii = list(partition.radii)
+        if is_exporting():
+            return ripple_export(q, k, v, weights, radii, eps, *share)
         if name != "naive":
-            spatial_weights = drop_empty_groups(spatial_weights, partition, mask)
-        run = OPERATORS[name].shared  # type: ignore[attr-defined]
-        return run(q, k, v, spatial_weights, numerator, total, list(partition.radii), eps)
+            weights = drop_empty_groups(weights, partition, mask)
+        return OPERATORS[name].shared(q, k, v, weights, *share, radii, eps)  # type: ignore[attr-defined]
 
 
 def _prefix_by_features(
@@ -265,7 +286,12 @@ def _checked_prefix(
 
 
 def problem_of(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, partition: Partition
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    partition: Partition,
+    near: NearSoftmax | None = None,
 ) -> Problem:
     """What the choice of a back end depends on, for the operator."""
     _, H, W, _, E = v.shape
@@ -277,7 +303,9 @@ def problem_of(
         v.dtype,
         v.device.type,
         dispatch.kernels_can_run(v.device.type, v.device.index),
-        transformed=is_transformed(q, k, v, spatial_weights),
+        head_dim=0 if near is None else near.q.shape[-1],
+        transformed=is_transformed(q, k, v, spatial_weights, *(near or ())[:3]),
+        near=None if near is None else partition.radii[0],
     )
 
 
@@ -288,6 +316,8 @@ def explain(
     spatial_weights: Tensor,
     *,
     partition: Partition,
+    near: NearSoftmax | None = None,
+    prefix_k: Tensor | None = None,
     implementation: str = "auto",
 ) -> str:
     """Prints what `ripple_attention` would run for these inputs, and why nothing else.
@@ -297,8 +327,12 @@ def explain(
     """
     check_implementation(implementation)
     q, k, v = _in_autocast_type(q, k, v)
-    _check_inputs(q, k, v, spatial_weights, partition, None)
-    return dispatch.explain(problem_of(q, k, v, spatial_weights, partition), implementation)
+    _check_inputs(q, k, v, spatial_weights, partition, None, 0 if prefix_k is None else 1)
+    if near is not None:
+        near, first_far = _checked_near(near, v, partition)
+        partition = replace(partition, radii=partition.radii[first_far - 1 :])
+    problem = problem_of(q, k, v, spatial_weights, partition, near)
+    return dispatch.explain(problem, implementation)
 
 
 def check_implementation(implementation: str) -> str:

@@ -96,14 +96,14 @@ class FeatureHeads:
     def _problem(
         self, x: Tensor, features: FeatureSpec | None, weights: WeightSpec | None
     ) -> Problem:
-        kind = ""
+        kind, radii = "", self._far_radii()
         if features is not None:
             kind = features.activation if features.w1 is None else "sines"
         return Problem(
             (x.shape[1], x.shape[2]),
             self.feature_map.num_features,
             self.head_dim,
-            None if self.partition is None else self.partition.radii,
+            radii,
             autocast_dtype(x) or x.dtype,
             x.device.type,
             dispatch.kernels_can_run(x.device.type, x.device.index),
@@ -112,14 +112,17 @@ class FeatureHeads:
             self.head_dim,
             is_transformed(x),
             dispatch.shared_memory(x.device.type, x.device.index),
-            self._near_radius(),
+            None if self.near == "features" or not radii else radii[0],
             self.num_prefix_tokens,
         )
 
-    def _near_radius(self) -> int | None:
-        if self.near == "features" or self.partition is None:
-            return None
-        return self.partition.reach if self.near_distance is None else self.near_distance
+    def _far_radii(self) -> tuple[int, ...] | None:
+        """The radii of the groups by features: near softmax takes those inside the first box."""
+        if self.partition is None or self.near == "features":
+            return None if self.partition is None else self.partition.radii
+        radii = self.partition.radii
+        near = radii[-1] if self.near_distance is None else self.near_distance
+        return radii[radii.index(near) :]
 
 
 class RippleCore(FeatureHeads):

@@ -262,8 +262,15 @@ class LinearAttention(FeatureHeads, GridAttention):
         phi_q, phi_k = self.feature_map(q, k)
         return linear_attention(phi_q, phi_k, v, key_padding_mask=key_padding_mask, eps=self.eps)
 
-    def explain(self, x: Tensor) -> str:
-        """Prints what would run for x (B, H, W, C), and why nothing else; returns its name."""
+    def explain(self, x: Tensor, *, grid_size: tuple[int, int] | None = None) -> str:
+        """Prints what would run for x, and why nothing else; returns its name.
+
+        Args:
+            x: (B, H, W, C), or tokens in a row, prefix tokens first, with `grid_size`.
+            grid_size: (H, W).
+        """
+        if x.dim() == 3 and grid_size is not None:
+            x = x[:, self.num_prefix_tokens :].unflatten(1, grid_size)
         fuses = self._uses_kernels(x) and self._attends_as_written()
         specs = (self.feature_map.fused_spec(), self._weight_spec()) if fuses else (None, None)
         return dispatch.explain(self._problem(x, *specs), self.implementation)

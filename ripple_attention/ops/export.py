@@ -5,6 +5,8 @@ here sizes enter only into index tensors made of `arange`, and plain operations 
 graph runs without this package.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -21,15 +23,63 @@ NOWHERE = 2**30  # a row or column that no grid has
 
 
 def ripple_export(
-    q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], eps: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    spatial_weights: Tensor,
+    radii: list[int],
+    eps: float,
+    numerator: Tensor | None = None,
+    total: Tensor | None = None,
 ) -> Tensor:
     """Ripple attention for `torch.export`. Arguments as in `ripple_naive`.
 
     Memory grows with L·(TILE + 2·reach)², or with L² if the reach is more than `WIDEST_HALO`.
-    Weights of rings without a key may be anything.
+    Weights of rings without a key may be anything. With `numerator` and `total` the mean has one
+    share more, as in `library.register_shared`.
     """
-    B, H, W, N, _ = v.shape
-    device, partition = v.device, Partition(radii)
+    _, H, W, _, _ = v.shape
+    partition = Partition(radii)
+    tiles = tile_grid(H, W, partition, v.device)
+
+    queries, keys, values, weights = (by_head(x) for x in (q, k, v, spatial_weights))
+    values = torch.cat([values, torch.ones_like(values[..., :1])], -1)  # (B·N, L, E+1)
+    rest = weights[..., -1:].masked_fill(_rest_is_empty(keys, H, W, partition.reach), 0)
+    far = torch.bmm(rest * queries, torch.bmm(keys.mT, values))  # (B·N, L, E+1)
+
+    tile_queries = gather(queries, tiles.queries)  # (B·N·tiles, tile, M)
+    tile_weights = gather(weights - rest, tiles.queries)
+    halo_keys = gather(keys, tiles.keys, tiles.inside)  # (B·N·tiles, halo, M), 0 outside the grid
+    halo_values = gather(values, tiles.keys, tiles.inside)
+    pairs = torch.bmm(tile_queries, halo_keys.mT) * pair_weights(tile_weights, tiles.groups)
+    near = tiles.untile(torch.bmm(pairs, halo_values))  # (B·N, L, E+1)
+
+    near_sum, far_sum = near[..., -1:], far[..., -1:]
+    denominator = flush_cancellation(near_sum + far_sum + eps, near_sum.abs() + far_sum.abs())
+    sums = near[..., :-1] + far[..., :-1]
+    if numerator is not None and total is not None:
+        sums = sums.masked_fill(denominator == 0, 0) + by_head(numerator)
+        denominator = denominator + by_head(total.unsqueeze(-1))
+    return to_grid(safe_divide(sums, denominator), v).to(v.dtype)
+
+
+class Tiles(NamedTuple):
+    """How a grid is cut into tiles of queries, each with its halo of keys."""
+
+    queries: Tensor  # (tiles, tile): the cell of each query
+    keys: Tensor  # (tiles, halo): the cell of each key, the nearest one for those off the grid
+    inside: Tensor  # (tiles, halo): which lie on the grid
+    groups: Tensor  # (tile, halo): the group of each pair, the same for all tiles
+    place: Tensor  # (L,): where the tiles hold each cell
+
+    def untile(self, x: Tensor) -> Tensor:
+        """(B·N·tiles, tile, C) → (B·N, L, C)."""
+        x = x.unflatten(0, (-1, self.queries.shape[0])).flatten(1, 2)
+        return x.index_select(1, self.place)
+
+
+def tile_grid(H: int, W: int, partition: Partition, device: torch.device) -> Tiles:
+    """Tiles of TILE × TILE queries; or, for a wide partition, the grid as one tile."""
     if partition.reach <= WIDEST_HALO:
         margin, tile_rows, tile_columns = partition.reach, TILE, TILE
         across = (W + TILE - 1) // TILE
@@ -37,43 +87,32 @@ def ripple_export(
         tiles = (H + TILE - 1) // TILE * across + 1
     else:
         margin, tile_rows, tile_columns, across, tiles = 0, H, W, 1, 1
-
-    queries, keys, values, weights = (_by_head(x) for x in (q, k, v, spatial_weights))
-    values = torch.cat([values, torch.ones_like(values[..., :1])], -1)  # (B·N, L, E+1)
-    rest = weights[..., -1:].masked_fill(_rest_is_empty(keys, H, W, partition.reach), 0)
-    far = torch.bmm(rest * queries, torch.bmm(keys.mT, values))  # (B·N, L, E+1)
-
     index = torch.arange(tiles, device=device)[:, None]
     tile_row, tile_column = _divide(index, across)
     top, left = tile_row * tile_rows, tile_column * tile_columns  # (tiles, 1)
     rows, columns = (torch.arange(size, device=device) for size in (tile_rows, tile_columns))
-    cells, _ = _cells(top + rows, left + columns, H, W)
-    tile_queries = _gather(queries, cells)  # (B·N·tiles, tile, M)
-    tile_weights = _gather(weights - rest, cells)
+    queries, _ = _cells(top + rows, left + columns, H, W)
     key_rows = torch.arange(-margin, tile_rows + margin, device=device)
     key_columns = torch.arange(-margin, tile_columns + margin, device=device)
-    cells, inside = _cells(top + key_rows, left + key_columns, H, W)  # (tiles, halo)
-    halo_keys = _gather(keys, cells, inside)  # (B·N·tiles, halo, M), 0 outside the grid
-    halo_values = _gather(values, cells, inside)
+    keys, inside = _cells(top + key_rows, left + key_columns, H, W)
 
     down = (rows[:, None] - key_rows).abs()[:, None, :, None]
     aside = (columns[:, None] - key_columns).abs()[None, :, None, :]
     distance = torch.maximum(down, aside).flatten(2, 3).flatten(0, 1)  # (tile, halo)
     groups = partition.group_of_distance(partition.reach + 2, device)
     groups = groups[distance.clamp(max=partition.reach + 1)]
-    pairs = torch.bmm(tile_queries, halo_keys.mT) * _pair_weights(tile_weights, groups)
-    near = torch.bmm(pairs, halo_values)  # (B·N·tiles, tile, E+1)
 
     tile_row, row = _divide(torch.arange(H, device=device)[:, None], tile_rows)
     tile_column, column = _divide(torch.arange(W, device=device), tile_columns)
     place = (tile_row * across + tile_column) * (tile_rows * tile_columns)
-    place = place + row * tile_columns + column  # (H, W): where the tiles hold each cell
-    near = near.unflatten(0, (B * N, tiles)).flatten(1, 2).index_select(1, place.flatten())
+    place = place + row * tile_columns + column  # (H, W)
+    return Tiles(queries, keys, inside, groups, place.flatten())
 
-    near_sum, far_sum = near[..., -1:], far[..., -1:]
-    denominator = flush_cancellation(near_sum + far_sum + eps, near_sum.abs() + far_sum.abs())
-    out = safe_divide(near[..., :-1] + far[..., :-1], denominator)  # (B·N, L, E)
-    return out.unflatten(1, (H, W)).unflatten(0, (B, N)).permute(0, 2, 3, 1, 4).to(v.dtype)
+
+def to_grid(x: Tensor, like: Tensor) -> Tensor:
+    """(B·N, L, C) → (B, H, W, N, C), with the sizes of `like`."""
+    B, H, W, N, _ = like.shape
+    return x.unflatten(1, (H, W)).unflatten(0, (B, N)).permute(0, 2, 3, 1, 4)
 
 
 def _rest_is_empty(keys: Tensor, H: int, W: int, reach: int) -> Tensor:
@@ -107,7 +146,7 @@ def _cells(rows: Tensor, columns: Tensor, H: int, W: int) -> tuple[Tensor, Tenso
     return cells.flatten(1), inside.flatten(1)
 
 
-def _gather(x: Tensor, cells: Tensor, inside: Tensor | None = None) -> Tensor:
+def gather(x: Tensor, cells: Tensor, inside: Tensor | None = None) -> Tensor:
     """(B·N, L, C) → (B·N·tiles, cells, C), and 0 for cells that are not inside."""
     x = x.index_select(1, cells.flatten()).unflatten(1, cells.shape)
     if inside is not None:
@@ -115,13 +154,13 @@ def _gather(x: Tensor, cells: Tensor, inside: Tensor | None = None) -> Tensor:
     return x.flatten(0, 1)
 
 
-def _pair_weights(weights: Tensor, groups: Tensor) -> Tensor:
+def pair_weights(weights: Tensor, groups: Tensor) -> Tensor:
     """(batch, tile, G), (tile, halo) → (batch, tile, halo). ONNX would expand `gather`'s index."""
     row, G = torch.arange(weights.shape[1], device=groups.device), weights.shape[2]
     index = row[:, None] * G + groups
     return weights.flatten(1).index_select(1, index.flatten()).unflatten(1, groups.shape)
 
 
-def _by_head(x: Tensor) -> Tensor:
+def by_head(x: Tensor) -> Tensor:
     x = x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, N, H, W, C)
     return x.flatten(2, 3).flatten(0, 1)  # (B·N, L, C)

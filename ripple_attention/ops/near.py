@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide
+from ripple_attention.ops.export import by_head, gather, pair_weights, tile_grid, to_grid
 from ripple_attention.ops.library import in_full_precision, refuse_second_derivatives
 from ripple_attention.ops.tiled import (
     _plan,
@@ -55,8 +56,32 @@ def window_by_pairs(
     if mask is not None:
         hidden = hidden | mask.flatten(1)[:, None, None, :]
     queries, keys, values, alpha = (_heads_first(x).flatten(2, 3) for x in (q, k, v, weights))
-    out, log_sum = _softmax_sums(scale * queries @ keys.mT, _gather(alpha, groups), hidden, values)
+    scores = scale * queries @ _spread(keys).mT
+    out, log_sum = _softmax_sums(scores, _gather(alpha, groups), hidden, values)
     return out.transpose(1, 2).unflatten(1, (H, W)), log_sum.transpose(1, 2).unflatten(1, (H, W))
+
+
+def window_export(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    weights: Tensor,
+    mask: Tensor | None,
+    radii: list[int],
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """`window_by_pairs` for `torch.export`, by the tiles of `ops/export.py`."""
+    tiles = tile_grid(v.shape[1], v.shape[2], Partition(radii), v.device)
+    queries, keys, values, alpha = (by_head(x) for x in (q, _spread(k), v, weights))
+    beyond = (tiles.groups == len(radii))[None]
+    seen = gather(by_head(_seen(v, mask)), tiles.keys, tiles.inside).mT  # (B·N·tiles, 1, halo)
+    nothing = torch.zeros_like(alpha[..., :1])
+    near = pair_weights(gather(torch.cat([alpha, nothing], -1), tiles.queries), tiles.groups)
+    scores = torch.bmm(gather(queries, tiles.queries), gather(keys, tiles.keys, tiles.inside).mT)
+    halo = gather(values, tiles.keys, tiles.inside)
+    out, log_sum = _softmax_sums(scale * scores, near, beyond | (seen == 0), halo)
+    out, log_sum = tiles.untile(out), tiles.untile(log_sum.unsqueeze(-1))
+    return to_grid(out, v), to_grid(log_sum, v).squeeze(-1)
 
 
 def prefix_sums(
@@ -67,7 +92,7 @@ def prefix_sums(
     """
     dtype = accumulation_dtype(v)
     queries, keys, values = (x.to(dtype) for x in (q, k.transpose(1, 2), v.transpose(1, 2)))
-    scores = scale * torch.einsum("bhwnd,bnpd->bhwnp", queries, keys)
+    scores = scale * torch.einsum("bhwnd,bnpd->bhwnp", queries, _spread(keys))
     hidden = torch.zeros_like(scores[:1, :1, :1, :1], dtype=torch.bool)
     if mask is not None:
         hidden = mask[:, None, None, None]
@@ -113,6 +138,7 @@ def window_forward(
     for part in parts(v, 2 * max(cut.pairs for cut in cuts), budget):
         heads = v[part].shape[3]
         padded_k, padded_v, padded_seen = (cuts[0].pad_keys(x[part]) for x in (k, v, seen))
+        padded_k = _spread(padded_k)
         for strip, groups in _with_groups(cuts, Partition(radii), v.device):
             queries, alpha = (strip.query_tiles(x[part]) for x in (q, weights))
             hidden = (groups == len(radii)) | (strip.key_tiles(padded_seen).mT == 0)
@@ -241,6 +267,11 @@ def _exp(exponent: Tensor) -> Tensor:
     return exponent.clamp(max=LARGEST).exp()
 
 
+def _spread(k: Tensor) -> Tensor:
+    """k, with NaN for what is infinite: a score of −∞ would hide it."""
+    return k + (k - k)
+
+
 def _log_sum(largest: Tensor, total: Tensor) -> Tensor:
     empty = total == 0
     logarithm = torch.where(empty, 1, total).log() + largest
@@ -263,6 +294,3 @@ def _seen(v: Tensor, mask: Tensor | None) -> Tensor:
 
 def _heads_first(x: Tensor) -> Tensor:
     return x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, H, W, N, C) → (B, N, H, W, C)
-
-
-window = register_window("near_window", window_forward, window_backward)
