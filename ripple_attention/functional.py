@@ -150,8 +150,13 @@ def ripple_attention(
     check_implementation(implementation)
     check_eps(eps)
     q, k, v = _in_autocast_type(q, k, v)
-    if near is not None or prefix_k is not None:
+    if not (near is None and prefix_k is None and prefix_v is None):
         prefix = _checked_prefix(prefix_k, prefix_v, prefix_padding_mask, v)
+        if prefix_k is not None and prefix_k.shape[-1] != (q if near is None else near.q).shape[-1]:
+            raise ValueError(
+                "prefix_k must have the width of the queries it meets: of q, or of near.q; "
+                f"got {_shapes(prefix_k=prefix_k, q=q if near is None else near.q)}"
+            )
         parts = q, k, v, spatial_weights, partition, near, prefix
         return _with_shares(*parts, key_padding_mask, implementation, eps)
     _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)

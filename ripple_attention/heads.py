@@ -204,6 +204,8 @@ class RippleCore(FeatureHeads):
             first_k = k[:, :P]
         else:  # one call for all tokens: a random map draws once
             phi_q, phi_k = (x[:, 0] for x in self._features(q[:, None], k[:, None], v[:, None]))
+            if masks is not None:
+                phi_k = phi_k.masked_fill(masks.all[..., None, None], 0)
             first = _linear_over_all(phi_q[:, :P], phi_k, v, self.eps)
             first_k = phi_k[:, :P]
             phi_q, phi_k = (x[:, P:].unflatten(1, grid_size) for x in (phi_q, phi_k))
