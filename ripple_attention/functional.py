@@ -69,6 +69,11 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
 WINDOWS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "pairs": window_by_pairs,
     "tiles": register_window("near_window", window_forward, window_backward),
+    "kernels": register_window(
+        "near_window_triton",
+        lazy_import("near", "near_triton_forward"),
+        lazy_import("near", "near_triton_backward"),
+    ),
     "export": window_export,
 }
 
