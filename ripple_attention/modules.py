@@ -29,8 +29,8 @@ from ripple_attention.partition import Partition
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
 CLASS_TOKEN = (
-    "A class token has no place on the grid: RippleAttention takes it with num_prefix_tokens=1, "
-    "other layers that need a grid do not."
+    "A class token has no place on the grid: pool the tokens instead, or make a ripple layer with "
+    "num_prefix_tokens=1."
 )
 
 

@@ -20,7 +20,6 @@ from ripple_attention.models.encodings import (
 )
 from ripple_attention.models.gated import GatedPositionalAttention
 from ripple_attention.modules import (
-    CLASS_TOKEN,
     GridAttention,
     LinearAttention,
     RippleAttention,
@@ -36,6 +35,9 @@ RIPPLE_OPTIONS = (
     "balanced",
     "halt_threshold",
     "tail",
+    "near",
+    "near_distance",
+    "num_prefix_tokens",
     "implementation",
 )
 FEATURE_OPTIONS = ("feature_map", "num_features", "feature_map_options", "eps")
@@ -48,7 +50,8 @@ MakeLayer = Callable[[int, dict[str, Any]], GridAttention]
 class GridBlock(nn.Module):
     """A pre-norm transformer block on a grid (B, H, W, C), with timm's parameter names.
 
-    The model sets the attention, because it knows how deep the block is.
+    The model sets the attention, because it knows how deep the block is, and `grid_size` for each
+    image where tokens without a place come before those of the grid, in a row.
 
     Args:
         init_values: What LayerScale starts with; None for none.
@@ -57,6 +60,7 @@ class GridBlock(nn.Module):
     """
 
     attn: nn.Module
+    grid_size: tuple[int, int] | None = None
 
     def __init__(
         self,
@@ -92,7 +96,8 @@ class GridBlock(nn.Module):
         self.to(device=device, dtype=dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x))))
+        where = {} if self.grid_size is None else {"grid_size": self.grid_size}
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), **where)))
         return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
 
 
@@ -159,10 +164,12 @@ class GridVisionTransformer(VisionTransformer):
             attention. 9 by default, or all if there are fewer.
         pos_embed: "learn" for absolute position embeddings, "none" for none.
         class_token: Whether to classify by a class token instead of the mean, as in DeiT. It has no
-            place on a grid, so tokens come in a row, and layers that need a grid refuse it.
+            place on a grid, so tokens come in a row. Of the layers that need a grid, only ripple
+            attention takes it.
+        reg_tokens: How many register tokens there are. They have no place on a grid either.
         partition: As in `RippleAttention`, or "dense": a ring for every distance of `img_size`.
-        max_distance, weights, balanced, halt_threshold, tail, implementation: As in
-            `RippleAttention`.
+        max_distance, weights, balanced, halt_threshold, tail: As in `RippleAttention`.
+        near, near_distance, implementation: As in `RippleAttention`.
         feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
         kwargs: As in timm's `VisionTransformer`; options that these models lack are refused.
     """
@@ -174,20 +181,24 @@ class GridVisionTransformer(VisionTransformer):
         ripple_layers: int | None = None,
         num_heads: int = 6,
         class_token: bool = False,
+        reg_tokens: int = 0,
         **kwargs: Any,
     ):
         if attention not in ATTENTIONS:
             known = ", ".join(ATTENTIONS)
             raise ValueError(f"attention must be one of {known}; got {attention!r}")
+        if "num_prefix_tokens" in kwargs:
+            raise ValueError("prefix tokens of a model are class_token=True and reg_tokens=")
         taken = {n: kwargs.pop(n) for n in (*RIPPLE_OPTIONS, *FEATURE_OPTIONS) if n in kwargs}
         kwargs.pop("dynamic_img_size", None)  # always on: tokens stay on their grid
-        on_a_grid = () if class_token else ("patch_drop_rate",)
-        for name in ("reg_tokens", "no_embed_class", "fix_init", *on_a_grid):
+        in_a_row = class_token or reg_tokens
+        for name in ("fix_init", *(() if in_a_row else ("patch_drop_rate", "no_embed_class"))):
             if kwargs.get(name):
                 raise ValueError(f"{name} is not for models on a grid: leave it out")
         super().__init__(
             num_heads=num_heads,
             class_token=class_token,
+            reg_tokens=reg_tokens,
             global_pool=kwargs.pop("global_pool", "token" if class_token else "avg"),
             fc_norm=kwargs.pop("fc_norm", False),  # norm, then mean, as in DeiT
             dynamic_img_size=True,
@@ -197,6 +208,7 @@ class GridVisionTransformer(VisionTransformer):
         )
         if taken.get("partition") == "dense":
             taken["partition"] = dense(self.patch_embed.grid_size)
+        taken["num_prefix_tokens"] = self.num_prefix_tokens
         taken |= {"qkv_bias": kwargs.get("qkv_bias", True), "num_heads": num_heads}
         depth = len(self.blocks)
         if ripple_layers is None:
@@ -211,28 +223,61 @@ class GridVisionTransformer(VisionTransformer):
             layer = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
             block.attn = layer.to(device=kwargs.get("device"), dtype=kwargs.get("dtype"))
             _init_like_timm(block.attn)
-            if class_token and block.attn.needs_grid:
-                name = type(block.attn).__name__
-                raise ValueError(f"{name} takes no class_token; got {class_token=}. {CLASS_TOKEN}")
+            if not (in_a_row and block.attn.needs_grid):
+                continue
+            name = type(block.attn).__name__
+            if not block.attn.num_prefix_tokens:
+                raise ValueError(
+                    f"{name} takes no class_token and no reg_tokens; got {class_token=}, "
+                    f"{reg_tokens=}. They have no place on the grid: pool the tokens instead"
+                )
+            if kwargs.get("patch_drop_rate"):
+                raise ValueError(
+                    f"{name} needs the whole grid; got patch_drop_rate={kwargs['patch_drop_rate']}"
+                    ": leave it out"
+                )
 
     def _pos_embed(self, x: Tensor) -> Tensor:
         """Adds the position embedding, resized to the grid of x (B, H, W, C).
 
-        With a class token, tokens come in a row, and it is the first.
+        With class or register tokens, tokens come in a row, and these are the first.
         """
         B, H, W, _ = x.shape
-        if self.cls_token is not None:
-            x = torch.cat([self.cls_token.expand(B, -1, -1), x.flatten(1, 2)], 1)
+        positions = None
         if self.pos_embed is not None:
             resample = _resample_for_export if is_exporting() else resample_abs_pos_embed
-            embedding = resample(
+            positions = resample(
                 self.pos_embed,
                 new_size=[H, W],
                 old_size=list(self.patch_embed.grid_size),
-                num_prefix_tokens=self.num_prefix_tokens,
+                num_prefix_tokens=0 if self.no_embed_class else self.num_prefix_tokens,
             )
-            x = x + (embedding if self.cls_token is not None else embedding.unflatten(1, (H, W)))
+        if not self.num_prefix_tokens:
+            return self.pos_drop(x if positions is None else x + positions.unflatten(1, (H, W)))
+        for block in self._blocks_with_a_row():
+            block.grid_size = (H, W)
+        x = x.flatten(1, 2)
+        if positions is not None and self.no_embed_class:
+            x = x + positions
+        first = [t.expand(B, -1, -1) for t in (self.cls_token, self.reg_token) if t is not None]
+        x = torch.cat([*first, x], 1)
+        if positions is not None and not self.no_embed_class:
+            x = x + positions
         return self.pos_drop(x)
+
+    def _blocks_with_a_row(self) -> list[GridBlock]:
+        """Blocks that need the grid and take tokens in a row, class and register tokens first."""
+        return [block for block in self.blocks if getattr(block.attn, "num_prefix_tokens", 0)]
+
+    def set_grad_checkpointing(self, enable: bool = True) -> None:
+        """As timm's; refused where blocks are told the grid of an image, as they may forget it."""
+        if enable and self._blocks_with_a_row():
+            raise ValueError(
+                "a model whose ripple layers take class or register tokens cannot be recomputed by "
+                "checkpoints: a block knows the grid of the last image alone. Leave out "
+                "class_token and reg_tokens, or checkpointing"
+            )
+        super().set_grad_checkpointing(enable)
 
     def forward_features(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """Images (B, channels, height, width) → normed tokens in a row (B, L, C)."""
@@ -243,12 +288,15 @@ class GridVisionTransformer(VisionTransformer):
                 "channels make the model with in_chans="
             )
         tokens = super().forward_features(x, *args, **kwargs)
+        if is_exporting():  # its sizes are symbols of the graph, which nobody else can read
+            for block in self._blocks_with_a_row():
+                block.grid_size = None
         return tokens if tokens.dim() == 3 else tokens.flatten(1, 2)
 
     def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """As in timm; tokens come in a row if `output_fmt="NLC"`."""
         result = super().forward_intermediates(x, *args, **kwargs)
-        if self.cls_token is not None:
+        if self.num_prefix_tokens:
             return result
         in_rows = kwargs.get("output_fmt") == "NLC"
         if isinstance(result, dict):

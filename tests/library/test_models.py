@@ -171,19 +171,57 @@ def test_the_softmax_model_is_deit_with_a_mean_or_a_class_token(class_token):
         assert relative_error(got, expected) < 1e-5
 
 
-def test_linear_attention_takes_a_class_token_and_ripples_refuse_it():
-    model = create("deit_la_tiny_patch2_32", depth=2, class_token=True)
-    assert model.pos_embed.shape == (1, 257, 192)
-    assert model(torch.randn(2, 3, 32, 32)).shape == (2, 100)
-    for name in ("ripple_tiny_patch2_32", "convit6_tiny_patch2_32", "deit_la_rope_tiny_patch2_32"):
-        with pytest.raises(ValueError, match="takes no class_token; .*: pool the tokens instead"):
+TOKENS = {"class_token": True, "reg_tokens": 4}
+
+
+@pytest.mark.parametrize("name", ["deit_la_tiny_patch2_32", "ripple_tiny_patch2_32"])
+def test_models_take_a_class_token_and_registers(name):
+    torch.manual_seed(0)
+    model = create(name, depth=2, ripple_layers=1, **TOKENS)
+    assert model.pos_embed.shape == (1, 5 + 256, 192)
+    for size in ((32, 32), (20, 36)):  # the grid is known of each image
+        assert model(torch.randn(2, 3, *size)).shape == (2, 100)
+    wide = model.forward_intermediates(torch.randn(1, 3, 20, 36), intermediates_only=True)
+    assert [y.shape for y in wide] == [(1, 192, 10, 18)] * 2
+
+
+def test_attentions_that_need_a_grid_and_know_no_prefix_refuse_it():
+    for name in ("convit6_tiny_patch2_32", "deit_la_rope_tiny_patch2_32"):
+        with pytest.raises(
+            ValueError, match="takes no class_token and .*: pool the tokens instead"
+        ):
             create(name, depth=2, class_token=True)
+    with pytest.raises(ValueError, match="needs the whole grid; got patch_drop_rate=0.5"):
+        create("ripple_tiny_patch2_32", depth=1, patch_drop_rate=0.5, **TOKENS)
+    with pytest.raises(ValueError, match="cannot be recomputed by checkpoints"):
+        create("ripple_tiny_patch2_32", depth=1, **TOKENS).set_grad_checkpointing()
+    with pytest.raises(ValueError, match="no_embed_class is not for models on a grid"):
+        create("deit6_tiny_patch2_32", depth=1, no_embed_class=True)
 
 
-@pytest.mark.parametrize("option", [{"reg_tokens": 4}, {"no_embed_class": True}])
-def test_other_tokens_beside_the_grid_are_refused(option):
-    with pytest.raises(ValueError, match=f"{next(iter(option))} is not for models on a grid"):
-        create("deit6_tiny_patch2_32", depth=1, **option)
+@pytest.mark.parametrize("no_embed_class", [False, True])
+def test_ripples_that_are_softmax_give_timms_outputs_with_class_and_register_tokens(no_embed_class):
+    options = {"depth": 2, "no_embed_class": no_embed_class, **TOKENS}
+    theirs = timm.create_model("deit_tiny_patch16_224", dynamic_img_size=True, **options).eval()
+    near = {"near": "softmax", "max_distance": 14, "halt_threshold": 0.0}
+    ours = create("ripple_tiny_patch16_224", num_heads=3, **near, **options).eval()
+    missing, unknown = ours.load_state_dict(theirs.state_dict(), strict=False)
+    assert not unknown and all(".attn." in name for name in missing)
+    for block in ours.blocks:
+        nn.init.zeros_(block.attn.spatial_weights.embedding)
+    for size in ((224, 224), (160, 192)):
+        x = torch.randn(1, 3, *size)
+        assert relative_error(ours(x), theirs(x)) < 1e-5
+
+
+def test_a_model_with_a_class_token_compiles_as_one_graph():
+    torch.manual_seed(0)
+    model = create("ripple_tiny_patch2_32", depth=1, embed_dim=24, num_heads=2, **TOKENS).eval()
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
+    for size in ((16, 12), (16, 20)):
+        x = torch.randn(2, 3, *size)
+        assert relative_error(compiled(x), model(x)) < 1e-5
 
 
 @pytest.mark.parametrize("name", ["ripple_tiny_patch2_32", "deit6_tiny_patch2_32"])
