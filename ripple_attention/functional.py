@@ -29,9 +29,11 @@ from ripple_attention.ops.export import ripple_export
 from ripple_attention.ops.library import lazy_import, register
 from ripple_attention.ops.naive import ripple_naive, ripple_softmax
 from ripple_attention.ops.near import (
+    Prefix,
     as_share,
     merge,
-    prefix_sums,
+    prefix_by_features,
+    prefix_by_softmax,
     register_window,
     window_backward,
     window_by_pairs,
@@ -187,7 +189,7 @@ def _with_shares(
     spatial_weights: Tensor,
     partition: Partition,
     near: NearSoftmax | None,
-    prefix: tuple[Tensor, ...] | None,
+    prefix: Prefix | None,
     mask: Tensor | None,
     implementation: str,
     eps: float,
@@ -216,7 +218,7 @@ def _with_shares(
         name = dispatch.choose(problem, "naive" if is_exporting() else implementation)
         if near is None:
             assert prefix is not None
-            share = _prefix_by_features(q, *prefix, of_prefix)
+            share = prefix_by_features(q, prefix, of_prefix)
         else:
             kind = dispatch.choose_window(problem, name, implementation)
             window = WINDOWS["export" if is_exporting() else kind]
@@ -224,7 +226,7 @@ def _with_shares(
             scale = near.q.shape[-1] ** -0.5 if near.scale is None else float(near.scale)
             seen = window(near.q, keys, v, of_window, mask, list(all_radii[:first_far]), scale)
             if prefix is not None:
-                seen = merge(seen, prefix_sums(near.q, *prefix, of_prefix, scale))
+                seen = merge(seen, prefix_by_softmax(near.q, prefix, of_prefix, scale))
             share, eps = as_share(*seen, near.far_scale), 0.0
         radii = list(partition.radii)
         if is_exporting():
@@ -232,20 +234,6 @@ def _with_shares(
         if name != "naive":
             weights = drop_empty_groups(weights, partition, mask)
         return OPERATORS[name].shared(q, k, v, weights, *share, radii, eps)  # type: ignore[attr-defined]
-
-
-def _prefix_by_features(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weight: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Σ_p α φq·φk_p v_p and Σ_p α φq·φk_p over prefix tokens: (B, H, W, N, E) and (B, H, W, N)."""
-    dtype = accumulation_dtype(v)
-    queries, keys, values, alpha = (x.to(dtype) for x in (q, k, v, weight))
-    if mask is not None:
-        keys = keys.masked_fill(mask[..., None, None], 0)
-    queries = alpha * queries
-    state = torch.einsum("bpnm,bpne->bnme", keys, values)
-    numerator = torch.einsum("bhwnm,bnme->bhwne", queries, state)
-    return numerator, torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum(1))
 
 
 def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[NearSoftmax, int]:
@@ -269,15 +257,16 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
 
 def _checked_prefix(
     k: Tensor | None, v: Tensor | None, mask: Tensor | None, like: Tensor
-) -> tuple[Tensor, ...] | None:
+) -> Prefix | None:
     """Keys, values and mask of prefix tokens, or None where there are none."""
     if k is None and v is None:
         return None
-    if k is None or v is None or k.dim() != 4 or v.dim() != 4 or k.shape[:-1] != v.shape[:-1]:
+    together = k is not None and v is not None and k.dim() == v.dim() == 4
+    if not together or k.shape[:-1] != v.shape[:-1] or k.shape[1] == 0:
         got = {name: None if x is None else tuple(x.shape) for name, x in {"k": k, "v": v}.items()}
         raise ValueError(
-            "prefix_k and prefix_v come together, as (B, P, N, channels) of one batch, number and "
-            f"heads; got shapes {got}"
+            "prefix_k and prefix_v come together, as (B, P, N, channels) of one batch, number "
+            f"P ≥ 1 and heads; got shapes {got}"
         )
     if v.shape[0] != like.shape[0] or v.shape[2:] != like.shape[3:]:
         raise ValueError(
@@ -292,7 +281,7 @@ def _checked_prefix(
     k, v = _in_autocast_type(k, v)
     if mask is not None:
         k, v = (x.masked_fill(mask[..., None, None], 0) for x in (k, v))
-    return k, v, mask  # type: ignore[return-value]
+    return Prefix(k, v, mask)
 
 
 def problem_of(

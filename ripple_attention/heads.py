@@ -200,7 +200,9 @@ class RippleCore(FeatureHeads):
             return self.attend(grid_q, grid_k, grid_v, grid_mask).flatten(1, 2)
         if self.near == "softmax":
             phi_q, phi_k = self._features(grid_q, grid_k, grid_v)
-            first = _softmax_over_all(q[:, :P], k, v, masks and masks.all, self.scale)
+            plain = self.implementation == "naive" or is_transformed(q, k, v)
+            mask = None if masks is None else masks.all
+            first = _softmax_over_all(q[:, :P], k, v, mask, self.scale, plain)
             first_k = k[:, :P]
         else:  # one call for all tokens: a random map draws once
             phi_q, phi_k = (x[:, 0] for x in self._features(q[:, None], k[:, None], v[:, None]))
@@ -470,17 +472,24 @@ def _check_made(
 
 
 def _softmax_over_all(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float | None, by_definition: bool
 ) -> Tensor:
     """Softmax attention of a few queries (B, P, N, D) to all tokens (B, L, N, D)."""
     queries, keys, values = (x.transpose(1, 2) for x in (q, k, v))
-    if mask is None:
-        out = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
-        return out.transpose(1, 2)
-    nothing = mask.all(1)[:, None, None, None]  # then a softmax would be 0/0
-    seen = ~mask[:, None, None, :] | nothing
-    out = F.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
-    return out.masked_fill(nothing, 0).transpose(1, 2)
+    nothing = seen = None
+    if mask is not None:
+        nothing = mask.all(1)[:, None, None, None]  # then a softmax would be 0/0
+        seen = ~mask[:, None, None, :] | nothing
+    if by_definition:  # flash attention has no derivatives of derivatives, nor forward ones
+        scores = queries @ keys.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        if seen is not None:
+            scores = scores.masked_fill(~seen, -torch.inf)
+        out = scores.softmax(-1) @ values
+    else:
+        out = F.scaled_dot_product_attention(queries, keys, values, seen, scale=scale)
+    if nothing is not None:
+        out = out.masked_fill(nothing, 0)
+    return out.transpose(1, 2)
 
 
 def _linear_over_all(phi_q: Tensor, phi_k: Tensor, v: Tensor, eps: float) -> Tensor:

@@ -418,7 +418,9 @@ class RippleAttention(RippleCore, LinearAttention):
 
     def extra_repr(self) -> str:
         radii, name = self.partition.radii, self.implementation
-        return f"radii={radii}, implementation={name!r}, {super().extra_repr()}"
+        more = f", near={self.near!r}" if self.near != "features" else ""
+        more += f", num_prefix_tokens={self.num_prefix_tokens}" if self.num_prefix_tokens else ""
+        return f"radii={radii}, implementation={name!r}, {super().extra_repr()}{more}"
 
 
 @contextmanager

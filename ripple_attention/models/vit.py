@@ -265,7 +265,7 @@ class GridVisionTransformer(VisionTransformer):
             x = x + positions
         return self.pos_drop(x)
 
-    def _blocks_with_a_row(self) -> list[GridBlock]:
+    def _blocks_with_a_row(self) -> list[Any]:
         """Blocks that need the grid and take tokens in a row, class and register tokens first."""
         return [block for block in self.blocks if getattr(block.attn, "num_prefix_tokens", 0)]
 

@@ -8,7 +8,7 @@ for features takes the sum in units of c_i as one share more (`library.register`
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,22 +84,40 @@ def window_export(
     return to_grid(out, v), to_grid(log_sum, v).squeeze(-1)
 
 
-def prefix_sums(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, weight: Tensor, scale: float
-) -> tuple[Tensor, Tensor]:
-    """As a window, of prefix tokens: keys (B, P, N, D), values (B, P, N, E) and their mask (B, P),
-    True for padded ones. All have one weight (B, H, W, N, 1).
+class Prefix(NamedTuple):
+    """Keys (B, P, N, ·), values (B, P, N, E) and mask (B, P), True for padded ones, of tokens that
+    have no place on the grid. What is padded is 0.
     """
-    dtype = accumulation_dtype(v)
-    queries, keys, values = (x.to(dtype) for x in (q, k.transpose(1, 2), v.transpose(1, 2)))
-    scores = scale * torch.einsum("bhwnd,bnpd->bhwnp", queries, _spread(keys))
+
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None
+
+
+def prefix_by_softmax(
+    q: Tensor, prefix: Prefix, weight: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """As a window, of prefix tokens, which all have one weight (B, H, W, N, 1)."""
+    dtype = accumulation_dtype(q)
+    queries, keys, values = (x.to(dtype) for x in (q, prefix.k, prefix.v))
+    scores = scale * torch.einsum("bhwnd,bpnd->bhwnp", queries, _spread(keys))
     hidden = torch.zeros_like(scores[:1, :1, :1, :1], dtype=torch.bool)
-    if mask is not None:
-        hidden = mask[:, None, None, None]
+    if prefix.mask is not None:
+        hidden = prefix.mask[:, None, None, None]
     largest, pairs = _shifted(scores, weight.to(dtype).expand_as(scores), hidden)
     total = pairs.sum(-1, keepdim=True)
-    out = safe_divide(torch.einsum("bhwnp,bnpe->bhwne", pairs, values), total)
+    out = safe_divide(torch.einsum("bhwnp,bpne->bhwne", pairs, values), total)
     return out, _log_sum(largest, total)
+
+
+def prefix_by_features(q: Tensor, prefix: Prefix, weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ_p α φq·φk_p v_p and Σ_p α φq·φk_p over prefix tokens: (B, H, W, N, E) and (B, H, W, N)."""
+    dtype = accumulation_dtype(q)
+    queries, keys, values = (x.to(dtype) for x in (q, prefix.k, prefix.v))
+    queries = weight.to(dtype) * queries
+    state = torch.einsum("bpnm,bpne->bnme", keys, values)
+    numerator = torch.einsum("bhwnm,bnme->bhwne", queries, state)
+    return numerator, torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum(1))
 
 
 def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

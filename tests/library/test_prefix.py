@@ -142,6 +142,19 @@ def test_a_random_map_draws_once_for_all_tokens(near):
     assert len(drawn) == 1
 
 
+@pytest.mark.parametrize("near", KINDS)
+def test_derivatives_that_custom_operators_lack_are_taken_by_the_definition(near):
+    torch.manual_seed(0)
+    layer = RippleAttention(8, 2, near=near, num_prefix_tokens=2, implementation="naive").double()
+    x, tangent = torch.randn(2, 1, 2 + 20, 8, dtype=torch.float64).unbind(0)
+    run = lambda x: layer(x, grid_size=(4, 5))
+    numeric = (run(x + 1e-6 * tangent) - run(x - 1e-6 * tangent)) / 2e-6
+    for implementation in ("naive", "auto"):
+        layer.implementation = implementation
+        _, got = torch.func.jvp(run, (x,), (tangent,))
+        assert relative_error(got, numeric) < 1e-7
+
+
 class Model(nn.Module):
     """Takes tokens on a grid, so that batch, height and width can be free."""
 
