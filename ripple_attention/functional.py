@@ -255,14 +255,18 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
     return near._replace(q=q, k=k, far_scale=near.far_scale.to(accumulation_dtype(v))), first_far
 
 
+def _are_alike(k: Tensor, v: Tensor) -> bool:
+    """Whether both are (B, P, N, channels) of the same tokens, of which there are some."""
+    return k.dim() == v.dim() == 4 and k.shape[:-1] == v.shape[:-1] and k.shape[1] > 0
+
+
 def _checked_prefix(
     k: Tensor | None, v: Tensor | None, mask: Tensor | None, like: Tensor
 ) -> Prefix | None:
     """Keys, values and mask of prefix tokens, or None where there are none."""
     if k is None and v is None:
         return None
-    together = k is not None and v is not None and k.dim() == v.dim() == 4
-    if not together or k.shape[:-1] != v.shape[:-1] or k.shape[1] == 0:
+    if k is None or v is None or not _are_alike(k, v):
         got = {name: None if x is None else tuple(x.shape) for name, x in {"k": k, "v": v}.items()}
         raise ValueError(
             "prefix_k and prefix_v come together, as (B, P, N, channels) of one batch, number "

@@ -285,9 +285,10 @@ class RippleHeads(RippleCore, nn.Module):
     Args:
         head_dim: D, the width of a head.
         num_heads: N.
-        max_distance, partition, weights, balanced, halt_threshold, tail, near, near_distance,
-            num_prefix_tokens, feature_map, num_features, eps, implementation, device, dtype: As in
-            `RippleAttention`.
+        max_distance, partition, weights, balanced, halt_threshold, tail: As in `RippleAttention`.
+        near, near_distance, num_prefix_tokens, implementation: As in `RippleAttention`.
+        feature_map, num_features, feature_map_options, eps: As in `RippleAttention`.
+        device, dtype: Of the parameters, as in PyTorch's layers.
         scale: Factor on q·k for near="softmax", D^(−1/2) unless given.
 
     >>> import torch
