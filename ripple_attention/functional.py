@@ -112,8 +112,7 @@ def ripple_attention(
             return ripple_export(q, k, v, spatial_weights, list(partition.radii), eps)
     problem = problem_of(q, k, v, spatial_weights, partition)
     name = dispatch.choose(problem, implementation)
-    if name != "naive":
-        spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
+    spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     with without_autocast(v):
         return OPERATORS[name](q, k, v, spatial_weights, list(partition.radii), eps)
 

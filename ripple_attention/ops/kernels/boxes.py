@@ -169,7 +169,10 @@ def _forward(
     sums += rest[:, None] * (whole - inner)
     magnitude += tl.abs(rest) * (per_box + H * W * per_cell)
     below = tl.sum(tl.where(ones, sums, 0.0), 1) + eps
-    below = tl.where(tl.abs(below) <= rounding * magnitude, 0.0, below)
+    bound = rounding * magnitude
+    below = tl.where(tl.abs(below) <= bound, 0.0, below)
+    # Sums that have overflowed: see `flush_cancellation` and `safe_divide`.
+    below = tl.where((bound < float("inf")) & (tl.abs(below) < float("inf")), below, float("nan"))
     quotient = tl.div_rn(sums, tl.where(below == 0, 1.0, below)[:, None])
     quotient = tl.where((below == 0)[:, None], 0.0, quotient)
     mask = inside[:, None] & (value < E1 - 1)[None, :]
