@@ -11,6 +11,16 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from ripple_attention import dispatch
+from ripple_attention.checks import (
+    REMEDY,
+    check_count,
+    check_dtype,
+    check_flag,
+    check_number,
+    describe,
+    holds_floats,
+    shorten,
+)
 from ripple_attention.dispatch import Problem
 from ripple_attention.feature_maps import FeatureMap, create_feature_map
 from ripple_attention.functional import (
@@ -23,7 +33,7 @@ from ripple_attention.functional import (
     linear_attention,
     ripple_attention,
 )
-from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe
+from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe, runs_own_code
 from ripple_attention.ops.common import autocast_dtype, drop_empty_groups, without_padding
 from ripple_attention.ops.fused import (
     fused_features,
@@ -63,12 +73,14 @@ class GridAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        whole = isinstance(dim, int) and isinstance(num_heads, int)
-        if not whole or num_heads < 1 or dim < 1 or dim % num_heads:
+        if check_count("dim", dim) % check_count("num_heads", num_heads):
             raise ValueError(
-                "dim and num_heads must be whole numbers ≥ 1, and num_heads must divide dim; "
-                f"got {dim=}, {num_heads=}"
+                f"num_heads must divide dim; got {dim=}, {num_heads=}. Heads of 32 or 64 channels "
+                "are usual."
             )
+        check_flag("qkv_bias", qkv_bias)
+        check_number("proj_drop", proj_drop, 0, 1)
+        check_dtype(dtype)
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
@@ -129,10 +141,10 @@ class GridAttention(nn.Module):
     def _check(self, x: Tensor, value: Tensor | None, grid_size: tuple[int, int] | None) -> None:
         dim = self.num_heads * self.head_dim
         name = type(self).__name__
-        if x.dim() not in (3, 4) or x.shape[-1] != dim or not x.is_floating_point():
+        if not holds_floats(x) or x.dim() not in (3, 4) or x.shape[-1] != dim:
             raise ValueError(
                 f"{name} takes floating-point x as (B, H, W, {dim}) or (B, L, {dim}); "
-                f"got x.shape={tuple(x.shape)}, {x.dtype=}"
+                f"got x.{describe(x)}. {REMEDY}"
             )
         weight = getattr(self.proj, "weight", None)  # a quantised one's is no tensor
         own = weight.dtype if isinstance(weight, Tensor) else x.dtype
@@ -141,14 +153,23 @@ class GridAttention(nn.Module):
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
                 f"and weights of {own}. Convert one of them: x.to({own}) or layer.to({x.dtype})"
             )
-        if not isinstance(value, Tensor | None):
-            size = isinstance(value, tuple | list) and len(value) == 2
-            remedy = f". The size of a grid goes by name: grid_size={value}" if size else ""
-            raise ValueError(f"value must be a tensor in the shape of x; got {value=}{remedy}")
-        if value is not None and value.shape != x.shape:
+        if isinstance(weight, Tensor) and x.device != weight.device and _moves_nothing(self.proj):
             raise ValueError(
-                f"value must have the shape of x; got value.shape={tuple(value.shape)} and "
-                f"x.shape={tuple(x.shape)}"
+                f"x must be on the device of {name}'s weights; got {str(x.device)=} and weights on "
+                f"{weight.device}. Move one of them: x.to(...) or layer.to(...)."
+            )
+        if value is not None and not holds_floats(value):
+            size = isinstance(value, tuple | list) and len(value) == 2
+            remedy = f"The size of a grid goes by name: grid_size={value}." if size else REMEDY
+            raise ValueError(
+                f"value must be a tensor in the shape of x; got value={describe(value)}. {remedy}"
+            )
+        if value is not None and (
+            value.shape != x.shape or value.dtype != x.dtype or value.device != x.device
+        ):
+            raise ValueError(
+                "value must have the shape and type of x, on its device; got "
+                f"value.{describe(value)} and x.{describe(x)}. Left out, it is x itself."
             )
         if x.dim() == 3 and grid_size is None and self.needs_grid:
             raise ValueError(
@@ -157,13 +178,16 @@ class GridAttention(nn.Module):
             )
         if grid_size is None:
             return
-        pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2 and min(grid_size) >= 0
+        pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2
+        for side in grid_size if pair else ():
+            pair = pair and isinstance(side, int | torch.SymInt) and side >= 0
         size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
         if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
             one_more = pair and size == grid_size[0] * grid_size[1] + 1
             raise ValueError(
-                f"grid_size=(H, W) must hold the tokens of x, H·W = L; got {grid_size=} and "
-                f"x.shape={tuple(x.shape)}" + (f". {CLASS_TOKEN}" if one_more else "")
+                "grid_size=(H, W) must hold the tokens of x, H·W = L; got "
+                f"grid_size={shorten(grid_size)} and x.shape={tuple(x.shape)}. "
+                + (CLASS_TOKEN if one_more else "Two whole numbers, rows before columns.")
             )
 
 
@@ -189,7 +213,7 @@ class SoftmaxAttention(GridAttention):
         super().__init__(
             dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
         )
-        self.attn_drop = attn_drop
+        self.attn_drop = check_number("attn_drop", attn_drop, 0, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         queries, keys, values = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))  # (B, N, L, D)
@@ -243,7 +267,13 @@ class LinearAttention(GridAttention):
         if attn_drop != 0:
             raise ValueError(
                 f"{type(self).__name__} forms no matrix of probabilities to drop from, so "
-                f"attn_drop must be 0; got {attn_drop=}. Use proj_drop, which drops from the output"
+                f"attn_drop must be 0; got attn_drop={shorten(attn_drop)}. Use proj_drop, which "
+                "drops from the output."
+            )
+        if not isinstance(feature_map_options, dict | None):
+            raise TypeError(
+                "feature_map_options must be a dict of the map's arguments; got "
+                f"{shorten(feature_map_options)}. As in {{'scaling': 'unit'}}."
             )
         if isinstance(feature_map, str):
             feature_map = create_feature_map(
@@ -256,11 +286,11 @@ class LinearAttention(GridAttention):
                 **(feature_map_options or {}),
             )
         elif isinstance(feature_map, FeatureMap):
-            _check_made(feature_map, num_features, feature_map_options)
+            _check_made(feature_map, self.head_dim, num_features, feature_map_options)
         else:
             raise TypeError(
                 "feature_map is a name or a FeatureMap, which takes queries and keys; got "
-                f"{feature_map!r}: derive it from ripple_attention.FeatureMap"
+                f"{shorten(feature_map)}: derive it from ripple_attention.FeatureMap"
             )
         self.feature_map = feature_map
         self.eps = check_eps(eps)
@@ -271,6 +301,12 @@ class LinearAttention(GridAttention):
 
     def explain(self, x: Tensor) -> str:
         """Prints what would run for x (B, H, W, C), and why nothing else; returns its name."""
+        self._check(x, None, None)
+        if x.dim() != 4:
+            raise ValueError(
+                f"explain takes x as (B, H, W, C); got x.shape={tuple(x.shape)}. For tokens in a "
+                "row use x.unflatten(1, (H, W))."
+            )
         fuses = self._uses_kernels(x) and self._attends_as_written()
         specs = (self.feature_map.fused_spec(), self._weight_spec()) if fuses else (None, None)
         return dispatch.explain(self._problem(x, *specs), self.implementation)
@@ -484,10 +520,15 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     recorded: dict[str, Tensor] = {}
     handles = []
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"record_spatial_weights needs a model, an nn.Module; got {shorten(model)}. Several "
+            "models go in one nn.ModuleList."
+        )
     if not any(isinstance(module, SpatialWeights) for module in model.modules()):
         raise ValueError(
-            f"record_spatial_weights needs a model with RippleAttention layers; "
-            f"{type(model).__name__} has none. `ripple models` lists models that do"
+            "record_spatial_weights needs a model with RippleAttention layers; "
+            f"got {type(model).__name__}, which has none. `ripple models` lists models that do"
         )
     for name, module in model.named_modules():
         if isinstance(module, SpatialWeights):
@@ -503,6 +544,11 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
+def _moves_nothing(projection: nn.Module) -> bool:
+    """Whether no hook brings a projection's weights to another device before it runs."""
+    return runs_own_code(projection, nn.Linear)
+
+
 @cache
 def _defines_both(kind: type) -> bool:
     """Whether one class defines both `attend` and `_attend_fused`, as they are found in a layer."""
@@ -514,9 +560,15 @@ def _defines_both(kind: type) -> bool:
 
 
 def _check_made(
-    feature_map: FeatureMap, num_features: int | None, options: dict[str, Any] | None
+    feature_map: FeatureMap, head_dim: int, num_features: int | None, options: dict[str, Any] | None
 ) -> None:
     """Refuses what a map that is made already could not follow."""
+    if feature_map.head_dim != head_dim:
+        raise ValueError(
+            "a feature map takes the heads that it was made for; got "
+            f"{feature_map.head_dim=} and heads of dim / num_heads = {head_dim} channels. "
+            f"Make it with head_dim={head_dim}."
+        )
     own = feature_map.num_features
     if num_features not in (None, own) or options:
         raise ValueError(
@@ -533,6 +585,6 @@ def _partition(partition: str | Partition, max_distance: int) -> Partition:
         return partition
     if not isinstance(partition, str) or partition not in known:
         raise ValueError(
-            f"partition must be one of {', '.join(known)} or a Partition; got {partition!r}"
+            f"partition must be one of {', '.join(known)} or a Partition; got {shorten(partition)}"
         )
     return known[partition](max_distance)

@@ -250,7 +250,7 @@ def test_bad_input_is_refused(x):
         layer(x[..., :12])
     with pytest.raises(ValueError, match="dtype of RippleAttention's weights.*bfloat16.*float64"):
         layer(x.bfloat16())
-    without = pytest.raises(ValueError, match="with RippleAttention layers; Linear has none")
+    without = pytest.raises(ValueError, match="with RippleAttention layers; got Linear, which")
     with without, record_spatial_weights(torch.nn.Linear(2, 2)):
         pass
     with pytest.raises(ValueError, match="value.shape="):
