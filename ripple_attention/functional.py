@@ -111,7 +111,8 @@ def ripple_attention(
             return ripple_export(q, k, v, spatial_weights, list(partition.radii), eps)
     problem = problem_of(q, k, v, spatial_weights, partition)
     name = dispatch.choose(problem, implementation)
-    spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
+    if name != "naive" or key_padding_mask is not None:
+        spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     with without_autocast(v):
         return OPERATORS[name](q, k, v, spatial_weights, list(partition.radii), eps)
 
@@ -259,14 +260,16 @@ def _refuse_negative(spatial_weights: Tensor) -> None:
 
 def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts as autocast casts for matrix products: to its type, float64 and integers excepted."""
-    if not all(isinstance(x, Tensor) for x in tensors):
-        return tensors  # refused by the checks that follow
-    dtype = autocast_dtype(tensors[0])
+    first = tensors[0]
+    dtype = autocast_dtype(first) if isinstance(first, Tensor) else None
     if dtype is None:
         return tensors
-    return tuple(
-        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
-    )
+    return tuple(_cast(x, dtype) for x in tensors)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    floats = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if floats else x  # the checks that follow refuse what is no tensor
 
 
 def is_exporting() -> bool:
@@ -281,8 +284,9 @@ def is_transformed(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        return True
+    for x in tensors:
+        if forward_ad.unpack_dual(x).tangent is not None:
+            return True
     return in_function_transform() and any(map(_in_functional_gradient, tensors))
 
 

@@ -180,7 +180,7 @@ class GridAttention(nn.Module):
             return
         pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2
         for side in grid_size if pair else ():
-            pair = pair and isinstance(side, int | torch.SymInt) and side >= 0
+            pair = pair and isinstance(side, int | torch.SymInt) and bool(side >= 0)
         size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
         if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
             one_more = pair and size == grid_size[0] * grid_size[1] + 1
@@ -314,23 +314,25 @@ class LinearAttention(GridAttention):
     def _between_projections(
         self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
     ) -> Tensor:
-        if not (self._uses_kernels(x) and self._attends_as_written()):
-            return super()._between_projections(x, value, key_padding_mask)
-        features, weights = self.feature_map.fused_spec(), self._weight_spec()
-        problem = self._problem(x, features, weights)
-        if features is None or dispatch.choose(problem, self.implementation) != "fused":
-            return super()._between_projections(x, value, key_padding_mask)
+        qkv = None  # projections first: a GPU computes them while the rest is decided
         if value is None and key_padding_mask is None:
             qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+            q, k, v = qkv.unbind(3)
         else:
             q, k, v = self._project(x, value)
             check_mask(key_padding_mask, v)
             if key_padding_mask is not None:
                 k, v = without_padding(k, v, key_padding_mask)
-            qkv = torch.stack([q, k, v], 3)
-        if qkv.dtype != problem.dtype:  # from a projection of a user's own
-            q, k, v = qkv.unbind(3)
+        if not (self._uses_kernels(x) and self._attends_as_written()):
             return self.attend(q, k, v, key_padding_mask)
+        features, weights = self.feature_map.fused_spec(), self._weight_spec()
+        problem = self._problem(x, features, weights)
+        if features is None or dispatch.choose(problem, self.implementation) != "fused":
+            return self.attend(q, k, v, key_padding_mask)
+        if v.dtype != problem.dtype:  # from a projection of a user's own
+            return self.attend(q, k, v, key_padding_mask)
+        if qkv is None:
+            qkv = torch.stack([q, k, v], 3)
         observe(self.feature_map, qkv[:, :, :, 0], qkv[:, :, :, 1])
         return self._attend_fused(qkv, key_padding_mask, features, weights)
 

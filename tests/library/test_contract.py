@@ -64,7 +64,7 @@ BAD = {
     "eps that is not a number": (lambda x: {"eps": float("nan")}, "finite number ≥ 0; got eps=nan"),
     "infinite eps": (lambda x: {"eps": float("inf")}, "finite number ≥ 0; got eps=inf"),
     "a tensor as eps": (lambda x: {"eps": torch.ones(1)}, "finite number ≥ 0; got eps=tensor"),
-    "arrays": (lambda x: {"q": x["q"].numpy()}, "must be tensors; got .*from_numpy"),
+    "arrays": (lambda x: {"q": x["q"].numpy()}, "must be a dense tensor; got .*from_numpy"),
     "a list as mask": (lambda x: {"key_padding_mask": [True]}, "must be a bool tensor"),
     "another device": (lambda x: {"q": x["q"].to("meta")}, "on one device; got"),
 }  # fmt: skip

@@ -274,7 +274,7 @@ def test_bad_input_is_refused(x):
             kind(24, num_heads=2, eps=-1.0)
     with pytest.raises(ValueError, match="or a Partition; got"):
         RippleAttention(24, num_heads=2, partition=[0, 1])
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="must be a whole number ≥ 1; got num_heads=2.0"):
         RippleAttention(24, num_heads=2.0)
     for grid_size in (35, (-5, -7), (5, 7, 1)):
         with pytest.raises(ValueError, match="H·W = L"):
