@@ -73,7 +73,8 @@ def ripple_attention(
                 ÷  (φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j + eps)
 
     Where the denominator is 0 the output is 0. Sums are float32, or float64 for float64 inputs.
-    Under autocast q, k and v are taken in its type.
+    Under autocast q, k and v are taken in its type. Infinities, NaNs and sums that overflow give
+    outputs and gradients that are not finite, never 0, by every implementation.
 
     Args:
         q: Queries after the feature map (B, H, W, N, M). Any strides.

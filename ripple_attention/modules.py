@@ -159,8 +159,8 @@ class GridAttention(nn.Module):
                 f"{weight.device}. Move one of them: x.to(...) or layer.to(...)."
             )
         if value is not None and not holds_floats(value):
-            size = isinstance(value, tuple | list) and len(value) == 2
-            remedy = f"The size of a grid goes by name: grid_size={value}." if size else REMEDY
+            pair = isinstance(value, tuple | list) and len(value) == 2
+            remedy = f"The size of a grid goes by name: grid_size={value}." if pair else REMEDY
             raise ValueError(
                 f"value must be a tensor in the shape of x; got value={describe(value)}. {remedy}"
             )
@@ -179,8 +179,7 @@ class GridAttention(nn.Module):
         if grid_size is None:
             return
         pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2
-        for side in grid_size if pair else ():
-            pair = pair and isinstance(side, int | torch.SymInt) and bool(side >= 0)
+        pair = pair and all(isinstance(x, int | torch.SymInt) and x >= 0 for x in grid_size)
         size = x.shape[1] if x.dim() == 3 else tuple(x.shape[1:3])
         if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
             one_more = pair and size == grid_size[0] * grid_size[1] + 1

@@ -25,6 +25,7 @@ from ripple_attention import (
     create_feature_map,
 )
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested tensors")
 HERE = Path(ripple.__file__).parent
 nan, inf = math.nan, math.inf
 PARTITION = chebyshev(2)
