@@ -116,5 +116,5 @@ def describe(x: Any) -> str:
 
 
 def shorten(value: Any) -> str:
-    text = repr(value)
+    text = " ".join(repr(value).split())
     return text if len(text) <= 80 else f"{text[:77]}..."

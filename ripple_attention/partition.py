@@ -90,10 +90,8 @@ class Partition:
         tensor([[1, 0, 1, 2],
                 [1, 1, 1, 2]])
         """
-        (row, column), (height, width) = (
-            check_pair("query", query, 0),
-            check_pair("grid_size", grid_size, 1),
-        )
+        row, column = check_pair("query", query, 0)
+        height, width = check_pair("grid_size", grid_size, 1)
         if not (row < height and column < width):
             raise ValueError(
                 f"the query must lie inside the grid; got {query=} and {grid_size=}. "

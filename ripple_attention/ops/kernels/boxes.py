@@ -114,7 +114,9 @@ def _times_mean(query, average, inside):
 
 
 @triton.jit
-def _corner(table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr):
+def _table_corner(
+    table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr
+):
     """The table at a corner for each query: (QUERIES, PM, PE)."""
     cell = (image * (H + 1) + row) * (W + 1) + column  # (QUERIES,)
     m, e = tl.arange(0, PM)[None, :, None], tl.arange(0, PE)[None, None, :]
@@ -129,10 +131,10 @@ def _box(
     """Deviations summed over the clipped box of each query, (QUERIES, PM, PE), and its cells."""
     top, bottom = tl.maximum(row - radius, 0), tl.minimum(row + radius + 1, H)
     left, right = tl.maximum(column - radius, 0), tl.minimum(column + radius + 1, W)
-    near = _corner(table, image, bottom, right, inside, H, W, M, E1, PM, PE)
-    near -= _corner(table, image, top, right, inside, H, W, M, E1, PM, PE)
-    far = _corner(table, image, bottom, left, inside, H, W, M, E1, PM, PE)
-    far -= _corner(table, image, top, left, inside, H, W, M, E1, PM, PE)
+    near = _table_corner(table, image, bottom, right, inside, H, W, M, E1, PM, PE)
+    near -= _table_corner(table, image, top, right, inside, H, W, M, E1, PM, PE)
+    far = _table_corner(table, image, bottom, left, inside, H, W, M, E1, PM, PE)
+    far -= _table_corner(table, image, top, left, inside, H, W, M, E1, PM, PE)
     return near - far, ((bottom - top) * (right - left)).to(tl.float32)
 
 
