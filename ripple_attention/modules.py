@@ -153,7 +153,8 @@ class GridAttention(nn.Module):
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
                 f"and weights of {own}. Convert one of them: x.to({own}) or layer.to({x.dtype})"
             )
-        if isinstance(weight, Tensor) and x.device != weight.device and _moves_nothing(self.proj):
+        apart = isinstance(weight, Tensor) and x.device != weight.device
+        if apart and runs_own_code(self.proj, nn.Linear):  # else a hook may bring them together
             raise ValueError(
                 f"x must be on the device of {name}'s weights; got {str(x.device)=} and weights on "
                 f"{weight.device}. Move one of them: x.to(...) or layer.to(...)."
@@ -263,16 +264,22 @@ class LinearAttention(GridAttention):
         super().__init__(
             dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
         )
+        if not isinstance(feature_map_options, dict | None):
+            raise TypeError(
+                "feature_map_options must be a dict of the map's arguments; got "
+                f"{shorten(feature_map_options)}. As in {{'scaling': 'unit'}}."
+            )
+        if isinstance(feature_map, FeatureMap) and feature_map.head_dim != self.head_dim:
+            raise ValueError(
+                "a feature map takes the heads that it was made for; got "
+                f"{feature_map.head_dim=} and heads of dim / num_heads = {self.head_dim} channels. "
+                f"Make it with head_dim={self.head_dim}."
+            )
         if attn_drop != 0:
             raise ValueError(
                 f"{type(self).__name__} forms no matrix of probabilities to drop from, so "
                 f"attn_drop must be 0; got attn_drop={shorten(attn_drop)}. Use proj_drop, which "
                 "drops from the output."
-            )
-        if not isinstance(feature_map_options, dict | None):
-            raise TypeError(
-                "feature_map_options must be a dict of the map's arguments; got "
-                f"{shorten(feature_map_options)}. As in {{'scaling': 'unit'}}."
             )
         if isinstance(feature_map, str):
             feature_map = create_feature_map(
@@ -285,11 +292,11 @@ class LinearAttention(GridAttention):
                 **(feature_map_options or {}),
             )
         elif isinstance(feature_map, FeatureMap):
-            _check_made(feature_map, self.head_dim, num_features, feature_map_options)
+            _check_made(feature_map, num_features, feature_map_options)
         else:
             raise TypeError(
                 "feature_map is a name or a FeatureMap, which takes queries and keys; got "
-                f"{shorten(feature_map)}: derive it from ripple_attention.FeatureMap"
+                f"{feature_map!r}: derive it from ripple_attention.FeatureMap"
             )
         self.feature_map = feature_map
         self.eps = check_eps(eps)
@@ -545,11 +552,6 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
             handle.remove()
 
 
-def _moves_nothing(projection: nn.Module) -> bool:
-    """Whether no hook brings a projection's weights to another device before it runs."""
-    return runs_own_code(projection, nn.Linear)
-
-
 @cache
 def _defines_both(kind: type) -> bool:
     """Whether one class defines both `attend` and `_attend_fused`, as they are found in a layer."""
@@ -561,15 +563,9 @@ def _defines_both(kind: type) -> bool:
 
 
 def _check_made(
-    feature_map: FeatureMap, head_dim: int, num_features: int | None, options: dict[str, Any] | None
+    feature_map: FeatureMap, num_features: int | None, options: dict[str, Any] | None
 ) -> None:
     """Refuses what a map that is made already could not follow."""
-    if feature_map.head_dim != head_dim:
-        raise ValueError(
-            "a feature map takes the heads that it was made for; got "
-            f"{feature_map.head_dim=} and heads of dim / num_heads = {head_dim} channels. "
-            f"Make it with head_dim={head_dim}."
-        )
     own = feature_map.num_features
     if num_features not in (None, own) or options:
         raise ValueError(
@@ -586,6 +582,6 @@ def _partition(partition: str | Partition, max_distance: int) -> Partition:
         return partition
     if not isinstance(partition, str) or partition not in known:
         raise ValueError(
-            f"partition must be one of {', '.join(known)} or a Partition; got {shorten(partition)}"
+            f"partition must be one of {', '.join(known)} or a Partition; got {partition!r}"
         )
     return known[partition](max_distance)
