@@ -153,11 +153,12 @@ class GridAttention(nn.Module):
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
                 f"and weights of {own}. Convert one of them: x.to({own}) or layer.to({x.dtype})"
             )
-        apart = isinstance(weight, Tensor) and x.device != weight.device
-        if apart and runs_own_code(self.proj, nn.Linear):  # else a hook may bring them together
+        there = weight.device if isinstance(weight, Tensor) else x.device
+        # A hook of the projection may bring the two together.
+        if x.device != there and runs_own_code(self.proj, nn.Linear):
             raise ValueError(
                 f"x must be on the device of {name}'s weights; got {str(x.device)=} and weights on "
-                f"{weight.device}. Move one of them: x.to(...) or layer.to(...)."
+                f"{there}. Move one of them: x.to(...) or layer.to(...)."
             )
         if value is not None and not holds_floats(value):
             pair = isinstance(value, tuple | list) and len(value) == 2
@@ -165,13 +166,13 @@ class GridAttention(nn.Module):
             raise ValueError(
                 f"value must be a tensor in the shape of x; got value={describe(value)}. {remedy}"
             )
-        if value is not None and (
-            value.shape != x.shape or value.dtype != x.dtype or value.device != x.device
-        ):
-            raise ValueError(
-                "value must have the shape and type of x, on its device; got "
-                f"value.{describe(value)} and x.{describe(x)}. Left out, it is x itself."
-            )
+        if value is not None:
+            other_type = value.dtype != x.dtype and autocast_dtype(x) is None
+            if other_type or value.shape != x.shape or value.device != x.device:
+                raise ValueError(
+                    "value must have the shape and device of x, and its type unless autocast is "
+                    f"on; got value.{describe(value)} and x.{describe(x)}. Left out, it is x."
+                )
         if x.dim() == 3 and grid_size is None and self.needs_grid:
             raise ValueError(
                 f"{name} needs to know where tokens lie: pass (B, H, W, C), or grid_size=(H, W) "

@@ -82,6 +82,13 @@ def test_values_may_come_from_elsewhere(kind, x):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
+def test_autocast_takes_values_of_another_type(kind, x):
+    layer, x = make(kind).float(), x.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_error(layer(x, x.bfloat16()), layer(x)) < 0.01
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 def test_masked_tokens_do_not_matter(kind, x):
     assert_padding_is_ignored(make(kind), x)
 
