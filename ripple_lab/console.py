@@ -7,10 +7,29 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
-console = Console()
-errors = Console(stderr=True)
+from ripple_lab.text import plain
+
+
+class PlainConsole(Console):
+    """A console on which text is text, also in tables: it shows markup and control characters."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text, keep="\n"), **options)
+
+
+console = PlainConsole()
+errors = PlainConsole(stderr=True)
+
+
+def show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+    """Stands in for `warnings.showwarning`: warnings name files, too."""
+    errors.print(f"{category.__name__}: {message}", style="yellow", soft_wrap=True)
 
 
 class Commands(TyperGroup):

@@ -252,7 +252,10 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
 
 def read_csv(path: Path) -> list[Row]:
     """The rows of a benchmark."""
-    rows = results.read_csv(path)
+    try:
+        rows = results.read_csv(path)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is not a CSV of `ripple bench op` ({error})") from None
     if not rows or not {"tokens", "system", "pass", "status", "median_ms"} <= rows[0].keys():
         raise ValueError(f"{path} is not a CSV of `ripple bench op`: it lacks rows or columns")
     return rows

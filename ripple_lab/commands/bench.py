@@ -11,6 +11,7 @@ import typer
 from rich.table import Table
 
 from ripple_lab.console import check_device, console, did_you_mean
+from ripple_lab.text import plain
 
 if TYPE_CHECKING:
     from ripple_lab.bench.attentions import Shape
@@ -65,7 +66,7 @@ def op(
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show(rows)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @bench.command()
@@ -135,7 +136,7 @@ def layer(
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show_layers(rows)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
     if any(row["status"].startswith(("wrong", "failed")) for row in rows):
         raise typer.Exit(1)
 
@@ -212,7 +213,7 @@ def model(
             f"{row['tokens']:,}", str(row["batch"]), row["system"], row["pass"], speed, memory
         )
     console.print(table)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @bench.command()
@@ -272,7 +273,7 @@ def detection(
         memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
         table.add_row(row["part"], size, row["pass"], row["system"], time, memory)
     console.print(table)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @bench.command()
@@ -285,7 +286,7 @@ def markdown(
     """
     from ripple_lab.bench.op import markdown_table, read_csv
 
-    typer.echo(markdown_table(read_csv(results)))
+    typer.echo(plain(markdown_table(read_csv(results)), keep="\n"))
 
 
 @bench.command()
@@ -302,7 +303,7 @@ def plot(
     from ripple_lab.plots import draw_benchmark
 
     draw_benchmark(results, path)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 def measure_to(path: Path, run: Callable[[Callable[[str], None]], Iterator[Row]]) -> list[Row]:
@@ -435,4 +436,4 @@ def show_layers(rows: list[Row]) -> None:
         console.print(table)
     reasons = {(row["system"], row["status"]): None for row in rows if row["status"] != "ok"}
     for system, status in reasons:
-        console.print(f"{system}: {status}", markup=False)
+        console.print(f"{system}: {status}")

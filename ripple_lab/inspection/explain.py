@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ripple_attention.modules import GridAttention, RippleAttention
 from ripple_lab.data.pictures import in_colour
 from ripple_lab.inspection.views import AS_TRAINED, LayerView, Settings, record_attention
+from ripple_lab.text import check_names
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class Explainer:
         """Explains a picture, or an image (3, height, width) as the transform prepares them."""
         prepared = image if isinstance(image, Tensor) else self.transform(in_colour(image))
         logits, views = self.record(prepared.unsqueeze(0), settings)
+        check_names(self.classes, logits.shape[-1], f"the list for {type(self.model).__name__}")
         probabilities, order = logits.softmax(-1)[0].sort(descending=True)
         pairs = zip(order.tolist(), probabilities.tolist(), strict=True)
         picture = (prepared.cpu() * self.std + self.mean).clamp(0, 1)

@@ -14,6 +14,7 @@ from ripple_lab.data.pictures import PictureError, open_picture
 from ripple_lab.detection.evaluation import find_objects
 from ripple_lab.detection.items import make_target
 from ripple_lab.detection.transforms import evaluation_transform
+from ripple_lab.text import check_names
 from ripple_lab.train.checkpoint import CheckpointError, read_description, read_weights
 from ripple_lab.train.classifier import preprocessing
 from ripple_lab.train.module import Metrics
@@ -79,6 +80,7 @@ class Trained:
 
     def __init__(self, path: Path, device: str = "cpu"):
         self.recipe, self.classes = read_description(path)
+        check_names(self.classes, self.recipe.data.num_classes, str(path))
         self.device = device
         hardware = replace(self.recipe.hardware, compile=False)  # a few pictures would not pay
         recipe = replace(self.recipe.without_start(), hardware=hardware, ema_decay=None)
