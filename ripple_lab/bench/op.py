@@ -1,5 +1,6 @@
 """The operator's time and memory, each algorithm beside linear attention and PyTorch's softmax."""
 
+import csv
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path

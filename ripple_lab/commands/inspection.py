@@ -1,6 +1,8 @@
 """The commands that look into models: `ripple explain`, `analyze` and `app`."""
 
 import re
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -127,6 +129,9 @@ def app(
     check_device(device)
     with console.status("starting"):
         viewer = Viewer(checkpoint, device)
+    for name in ("SIGTERM", "SIGHUP"):  # pictures must not stay behind
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     with served(viewer, port, browse=browse) as address:
         console.print(f"Serving {address} to this machine alone; Ctrl-C stops it.")
         while True:
