@@ -77,10 +77,11 @@ def did_you_mean(name: str, known: Iterable[str], words: bool = False) -> str:
     return ""
 
 
-def check_device(name: str) -> None:
-    """Refuses a device that is not known, or not there."""
+def check_device(name: str) -> str:
+    """A device, "" for the best there is; refuses one that is not known, or not there."""
     import torch
 
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise typer.BadParameter(f"--device is cpu or cuda; got {name!r}")
@@ -88,3 +89,4 @@ def check_device(name: str) -> None:
         raise typer.BadParameter(
             f"--device {name} needs a GPU, and PyTorch sees none here: take --device cpu"
         )
+    return name

@@ -288,6 +288,5 @@ def markdown_table(rows: list[Row]) -> str:
 
 
 def default_path(config: OpBenchmark) -> Path:
-    """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = machine.slug(machine.hardware(torch.device(config.device)))
-    return Path("benchmarks/results") / f"op-{hardware}-{config.dtype}.csv"
+    """Named after the hardware and the precision."""
+    return measure.default_path("op", config.device, config.dtype)

@@ -29,9 +29,9 @@ app.command(name="app")(looking.app)
 
 def _version(asked: bool) -> None:
     if asked:
-        from ripple_attention import __version__
+        from importlib.metadata import version
 
-        console.print(__version__, highlight=False)
+        console.print(version("ripple-attention"), highlight=False)  # importing it imports torch
         raise typer.Exit
 
 

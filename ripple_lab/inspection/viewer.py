@@ -1,7 +1,9 @@
 """What `ripple app` shows, without the browser: checkpoints, example pictures, and answers."""
 
 import base64
+import ctypes
 import html
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -116,6 +118,7 @@ class Viewer:
         layer = min(max(layer, 0), len(now.layers) - 1)
         figures = [layer_tiles(now, at), head_tiles(now, at, layer)]
         layers, heads = (png(tiles_figure(tiles, now, at)) for tiles in figures)
+        return_memory()
         return Answer(
             clickable(now, at),
             {plain(name): share for name, share in now.classes[:5]},
@@ -124,6 +127,12 @@ class Viewer:
             as_html(heads, f"ripples and attention of patch {at} by the heads of a layer"),
             now.grid_size,
         )
+
+
+def return_memory() -> None:
+    """Gives the system what glibc would keep of an answer: a page lives long."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def find_checkpoints(root: Path) -> list[Path]:
