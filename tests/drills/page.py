@@ -1,7 +1,4 @@
-"""The page under load: `ripple app` in a process of its own, asked by clients that mean it no good.
-
-Run it with: python tests/drill_page.py FOLDER
-"""
+"""The page under load, and clients that mean it no good: `ripple app` in a process of its own."""
 
 import json
 import os
@@ -16,7 +13,10 @@ from pathlib import Path
 import httpx
 from small_run import write_small_run
 
+from drills import drill
 from processes import free_port
+from ripple_lab.inspection.guard import MOST_BYTES
+from ripple_lab.inspection.uploads import MAX_BYTES
 
 API = "/gradio_api"
 
@@ -87,10 +87,10 @@ MALFORMED = {
 }
 
 
-def malformed_calls(page):
+def malformed_calls(page, short=False):
     """Sends what no browser sends; returns how many calls were answered as if they were sound."""
     sound = 0
-    for trigger in page.events:
+    for trigger in list(page.events)[: 2 if short else None]:
         for data in MALFORMED.values():
             for more in ({}, {"event_data": {"index": "x"}}, {"event_data": [1]}):
                 if data is None:
@@ -163,48 +163,45 @@ def folders():
     return set(Path("/dev/shm").glob("ripple-app-*"))
 
 
-def drill(folder, predictions=500, warmup=50, at_once=50):
-    """Figures of the page under load."""
-    folder = Path(folder).absolute()
-    folder.mkdir(parents=True, exist_ok=True)
+@drill(
+    "page under load", "all are answered, memory and files stay bounded, no traceback in the log"
+)
+def page_under_load(folder, short):
+    clients, warmup, predictions = (8, 2, 6) if short else (50, 50, 500)
     before = folders()
     with serve(folder) as (page, process, log):
         (own,) = folders() - before
-        begin = time.monotonic()
-        done = seen = 0
-        done, seen = ask_at_once(page, at_once)
-        seconds = time.monotonic() - begin
-        right, held = 0, []
+        done, seen = ask_at_once(page, clients)
+        yield "many at once", differs("answered", done, clients)
+        yield "many at once", differs("saw their place in the queue", seen, clients)
+        right, held = 0, 0
         for number in range(predictions):
             if number == warmup:
-                held.append(memory(process))
+                held = memory(process)
             right += answered(page.ask())
-        held.append(memory(process))
-        for _ in range(30):  # looked at by nobody
+        yield "one after another", differs("answered", right, predictions)
+        growth = memory(process) / held - 1
+        print(
+            f"page under load: memory grew by {growth:.1%} to {held * (1 + growth) / 2**20:.0f} MB"
+        )
+        yield "one after another", "" if short or growth < 0.05 else f"memory grew by {growth:.1%}"
+        for _ in range(3 if short else 30):  # looked at by nobody
             page.upload(os.urandom(9 * 2**20))
         kept = sum(path.stat().st_size for path in own.rglob("*") if path.is_file())
-        calls = malformed_calls(page)
-        host = page.http.get("/", headers={"host": "evil.example"}).status_code
-        still = answered(page.ask())
-    text = log.read_text()
-    return {
-        "at_once": at_once,
-        "answered": done,
-        "saw_their_place": seen,
-        "seconds": round(seconds, 1),
-        "predictions": predictions,
-        "right": right,
-        "memory_growth_percent": round(100 * (held[1] / held[0] - 1), 2),
-        "megabytes": [round(x / 2**20) for x in held],
-        "megabytes_of_uploads_kept": round(kept / 2**20),
-        "malformed_calls_taken_for_sound": calls,
-        "tracebacks_in_the_log": text.count("Traceback"),
-        "lines_in_the_log": len(text.splitlines()),
-        "status_for_another_host": host,
-        "answers_after_all_that": still,
-        "files_are_gone_at_the_end": not own.exists(),
-    }
+        most = MOST_BYTES + MAX_BYTES
+        yield "uploads that stay", "" if kept <= most else f"{kept} bytes of files are kept"
+        large = page.upload(bytes(MAX_BYTES + 2**20)).status_code
+        yield "an upload of 11 MB", differs("status", large, 413)
+        yield "malformed calls", differs("taken for sound", malformed_calls(page, short), 0)
+        evil = {"host": "evil.example"}, {"origin": "http://evil.example"}
+        for headers, status in zip(evil, (400, 403), strict=True):
+            got = page.http.get("/config", headers=headers).status_code
+            yield "another site", differs("status", got, status)
+        yield "malformed calls", differs("answers after them", answered(page.ask()), True)
+    traces = log.read_text().count("Traceback")
+    yield "malformed calls", differs("tracebacks in the log", traces, 0)
+    yield "the end", differs("files are left", own.exists(), False)
 
 
-if __name__ == "__main__":
-    print(json.dumps(drill(*sys.argv[1:2], *map(int, sys.argv[2:])), indent=2))
+def differs(what, got, expected):
+    return "" if got == expected else f"{what}: {got}, not {expected}"
