@@ -118,9 +118,8 @@ def two_hosts(folder, short):
         back = time.monotonic()
         second = start(1, folder, two)
         wait_for(lambda: max(steps(two)) > lost, (first, second))
-        print(
-            f"two hosts: lost at step {lost}; {time.monotonic() - back:.0f} s from return to steps"
-        )
+        seconds = time.monotonic() - back
+        print(f"two hosts: lost at step {lost}; {seconds:.0f} s from its return to the next steps")
         codes = [process.wait(600) for process in (first, second)]
     yield "a host is lost and comes back", "" if codes == [0, 0] else f"exit codes {codes}"
     resumed = (folder / "host-0.log").read_text().count("Going on from")
