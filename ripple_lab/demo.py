@@ -12,8 +12,8 @@ from ripple_lab.data.digits import load_digits_images
 from ripple_lab.plots import draw_learned_ripples
 from ripple_lab.recipes import find_recipe
 from ripple_lab.train.checkpoint import read_weights
-from ripple_lab.train.classifier import create_model, preprocessing
 from ripple_lab.train.evaluate import load
+from ripple_lab.train.network import create_model, preprocessing
 from ripple_lab.train.run import train
 
 SHOWN = (0, 3, 7)

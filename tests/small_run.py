@@ -7,7 +7,7 @@ import torch
 from ripple_attention.modules import RippleAttention
 from ripple_lab.recipes import find_recipe
 from ripple_lab.train.checkpoint import describe, write_weights
-from ripple_lab.train.classifier import create_model
+from ripple_lab.train.network import create_model
 
 
 def write_small_run(folder, seed=0, classes=tuple("0123456789")):

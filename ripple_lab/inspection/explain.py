@@ -93,7 +93,7 @@ class Explainer:
     ) -> "Explainer":
         """From a model of timm's kind; classes are numbered unless named."""
         from ripple_lab.data.augment import eval_transform
-        from ripple_lab.train.classifier import preprocessing
+        from ripple_lab.train.network import preprocessing
 
         config = preprocessing(model)
         statistics = {name: config[name] for name in ("mean", "std")}
@@ -122,7 +122,7 @@ class Explainer:
     @property
     def image_size(self) -> int:
         """The side in pixels of the images that the model is made for."""
-        from ripple_lab.train.classifier import preprocessing
+        from ripple_lab.train.network import preprocessing
 
         return preprocessing(self.model)["input_size"][-1]
 

@@ -27,7 +27,7 @@ def count(recipe: Any) -> Row:
     from ripple_attention.models import count_parameters
     from ripple_attention.modules import LinearAttention
     from ripple_lab.bench.models import multiply_adds
-    from ripple_lab.train.classifier import create_model
+    from ripple_lab.train.network import create_model
     from ripple_lab.train.detector import build_detector
 
     with torch.device("meta"):
