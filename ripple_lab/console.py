@@ -27,7 +27,14 @@ console = PlainConsole()
 errors = PlainConsole(stderr=True)
 
 
-def show_warning(message: Warning | str, category: type[Warning], *_: Any) -> None:
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str = "",
+    lineno: int = 0,
+    *_: Any,
+    **__: Any,
+) -> None:
     """Stands in for `warnings.showwarning`: warnings name files, too."""
     errors.print(f"{category.__name__}: {message}", style="yellow", soft_wrap=True)
 
