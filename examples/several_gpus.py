@@ -1,7 +1,8 @@
 """Training on several GPUs, or on several processes of a CPU, without the package's own engine.
 
 Run it with: torchrun --nproc-per-node 2 examples/several_gpus.py
-For recipes, `ripple train NAME --hardware.devices 2` does this.
+On two hosts add, on each: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_HOST:29400
+For recipes, `ripple train NAME --hardware.devices 2` does this; docs/training.md has several hosts.
 """
 
 import os

@@ -13,8 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.types import Device
 
+from ripple_attention.checks import (
+    REMEDY,
+    check_choice,
+    check_count,
+    check_dtype,
+    describe,
+    holds_floats,
+)
 from ripple_attention.fusion import FeatureSpec, are_plain, runs_own_code, stands_for
-from ripple_attention.ops.common import accumulation_dtype, without_autocast
+from ripple_attention.ops.common import accumulation_dtype, autocast_dtype, without_autocast
 
 Scaling = Literal["none", "scaled", "unit", "unit-scaled"]
 
@@ -30,25 +38,44 @@ class FeatureMap(nn.Module):
             swing ever faster as x grows, and training can diverge.
     """
 
+    num_heads: int | None = None  # of maps with parameters of their own for each head
+
     def __init__(self, head_dim: int, num_features: int, scaling: Scaling):
         super().__init__()
-        if scaling not in get_args(Scaling):
-            raise ValueError(f"scaling must be one of {get_args(Scaling)}; got {scaling=!r}")
-        if head_dim < 1 or num_features < 1:
-            raise ValueError(
-                f"a feature map needs at least one channel; got {head_dim=}, {num_features=}"
-            )
-        self.head_dim = head_dim
-        self.num_features = num_features
+        check_choice("scaling", scaling, get_args(Scaling))
+        self.head_dim = check_count("head_dim", head_dim)
+        self.num_features = check_count("num_features", num_features)
         self.scaling = scaling
 
     def forward(self, q: Tensor, k: Tensor | None = None) -> Any:
         """φ(q), or the pair (φ(q), φ(k)) if both are given: (…, N, D) → (…, N, M)."""
+        if not self._takes(q) or not (k is None or (self._takes(k) and k.device == q.device)):
+            raise ValueError(
+                f"a feature map takes queries and keys (…, N, {self.head_dim}), floats of the type "
+                f"of its parameters, on their device, with N={self.num_heads or 'any'} heads; got "
+                f"{describe(q)}" + ("" if k is None else f" and {describe(k)}") + f". {REMEDY}"
+            )
         draw = self.draw()
         phi_q = self.features(self.scale(q), draw, is_key=False)
         if k is None:
             return phi_q
         return phi_q, self.features(self.scale(k), draw, is_key=True)
+
+    def _takes(self, x: Any) -> bool:
+        """Whether x has the channels, heads, type and device that the map is made for."""
+        if not holds_floats(x) or x.dim() < 2 or x.shape[-1] != self.head_dim:
+            return False
+        if self.num_heads is not None and x.shape[-2] != self.num_heads:
+            return False
+        for own in (*self._parameters.values(), *self._buffers.values()):
+            if own is not None and own.device != x.device:
+                return False
+        own = self._matrix()
+        return own is None or own.dtype == x.dtype or autocast_dtype(x) is not None
+
+    def _matrix(self) -> Tensor | None:
+        """What x is multiplied with as it is, which must be of its type; None where nothing is."""
+        return None
 
     def scale(self, x: Tensor) -> Tensor:
         """x scaled as `scaling` says, computed in float32 or better."""
@@ -69,7 +96,10 @@ class FeatureMap(nn.Module):
         return None
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
-        raise NotImplementedError
+        raise TypeError(
+            f"a feature map defines features(x, draw, is_key=…); got {type(self).__name__}, which "
+            "does not. Derive a class that does, or take one of FEATURE_MAPS."
+        )
 
     def fused_spec(self) -> FeatureSpec | None:
         """What a kernel may compute in place of this module, or None."""
@@ -97,6 +127,7 @@ class RandomFeatureMap(FeatureMap):
         dtype: torch.dtype | None = None,
     ):
         super().__init__(head_dim, num_features, scaling)
+        check_dtype(dtype)
         empty = torch.empty(num_rows, head_dim, device=device, dtype=dtype)
         self.register_buffer("projection", empty)
         self.projection.copy_(self.sample())
@@ -139,12 +170,16 @@ class Learned(FeatureMap):
     ):
         num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling)
+        check_dtype(dtype)
         w1 = torch.randn(head_dim, head_dim, device=device, dtype=dtype)
         self.w1 = nn.Parameter(w1)
         self.fc = nn.Linear(2 * head_dim, num_features, device=device, dtype=dtype)
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(self.fc(_sines(x, self.w1)))
+
+    def _matrix(self) -> Tensor | None:
+        return self.fc.weight if type(self.fc) is nn.Linear else None
 
     def fused_spec(self) -> FeatureSpec | None:
         if not (runs_own_code(self, Learned) and runs_own_code(self.fc, nn.Linear)):
@@ -175,6 +210,9 @@ class LearnedRandomW1(RandomFeatureMap):
         assert draw is not None
         return F.relu(self.fc(_sines(x, draw)))
 
+    def _matrix(self) -> Tensor | None:
+        return self.fc.weight if type(self.fc) is nn.Linear else None
+
 
 @stands_for
 class T2R(FeatureMap):
@@ -192,6 +230,8 @@ class T2R(FeatureMap):
     ):
         num_features = head_dim if num_features is None else num_features
         super().__init__(head_dim, num_features, scaling)
+        self.num_heads = check_count("num_heads", num_heads)
+        check_dtype(dtype)
         bound = head_dim**-0.5
         weight = torch.empty(num_heads, num_features, head_dim, device=device, dtype=dtype)
         self.weight = nn.Parameter(weight)
@@ -201,6 +241,9 @@ class T2R(FeatureMap):
 
     def features(self, x: Tensor, draw: Tensor | None, *, is_key: bool) -> Tensor:
         return F.relu(torch.einsum("...nd,nmd->...nm", x, self.weight) + self.bias)
+
+    def _matrix(self) -> Tensor | None:
+        return self._parameters.get("weight")
 
     def fused_spec(self) -> FeatureSpec | None:
         weight, bias = self.weight, self.bias
@@ -228,11 +271,15 @@ class Hedgehog(FeatureMap):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
+        check_count("head_dim", head_dim)
         num_features = head_dim + head_dim % 2 if num_features is None else num_features
+        super().__init__(head_dim, num_features, scaling)
+        self.num_heads = check_count("num_heads", num_heads)
+        check_dtype(dtype)
         if num_features % 2 or num_features > 2 * head_dim:
             raise ValueError(
                 "hedgehog pairs each feature with its negative: num_features must be even and at "
-                f"most 2·head_dim; got {num_features=}, {head_dim=}"
+                f"most 2·head_dim; got {num_features=}, {head_dim=}. None is the map's own width."
             )
         super().__init__(head_dim, num_features, scaling)
         # First in float32: PyTorch has no orthogonal initialisation for half precision.
@@ -247,6 +294,9 @@ class Hedgehog(FeatureMap):
         z = torch.einsum("...nd,nmd->...nm", x, self.weight)
         dtype = accumulation_dtype(z)
         return torch.cat([z, -z], -1).to(dtype).softmax(-1).to(x.dtype)
+
+    def _matrix(self) -> Tensor | None:
+        return self._parameters.get("weight")
 
     def fused_spec(self) -> FeatureSpec | None:
         if not (runs_own_code(self, Hedgehog) and are_plain(self.weight)):
@@ -271,10 +321,12 @@ class RFA(RandomFeatureMap):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
+        check_count("head_dim", head_dim)
         num_features = 2 * head_dim if num_features is None else num_features
-        if num_features % 2:
+        if check_count("num_features", num_features) % 2:
             raise ValueError(
-                f"rfa pairs sines with cosines: num_features must be even; got {num_features=}"
+                f"rfa pairs sines with cosines: num_features must be even; got {num_features=}. "
+                "None is the map's own width."
             )
         super().__init__(head_dim, num_features, scaling, num_features // 2, device, dtype)
 
@@ -341,11 +393,12 @@ class DPFP(FeatureMap):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
+        check_count("head_dim", head_dim)
         num_features = 2 * head_dim if num_features is None else num_features
-        if num_features % (2 * head_dim):
+        if check_count("num_features", num_features) % (2 * head_dim):
             raise ValueError(
                 "dpfp has 2·head_dim features for each shift: num_features must be a multiple of "
-                f"{2 * head_dim}; got {num_features=}"
+                f"{2 * head_dim}; got {num_features=}. None is the map's own width."
             )
         super().__init__(head_dim, num_features, scaling)
 
@@ -367,10 +420,10 @@ class Elementwise(FeatureMap):
         device: Device = None,
         dtype: torch.dtype | None = None,
     ):
-        if num_features not in (None, head_dim):
+        if num_features is not None and check_count("num_features", num_features) != head_dim:
             raise ValueError(
                 f"an elementwise map keeps the width: num_features must be {head_dim=} or None; "
-                f"got {num_features=}"
+                f"got {num_features=}. Other maps change it."
             )
         super().__init__(head_dim, head_dim, scaling)
 
@@ -429,12 +482,14 @@ def create_feature_map(
     >>> create_feature_map("learned", 32).num_features
     32
     """
-    if name not in FEATURE_MAPS:
-        raise ValueError(f"the feature map must be one of {', '.join(FEATURE_MAPS)}; got {name!r}")
+    kind = FEATURE_MAPS[check_choice("the feature map", name, FEATURE_MAPS)]
     unknown = ", ".join(sorted(options.keys() - {"scaling", "device", "dtype"}))
     if unknown:
-        raise ValueError(f"the only option of a feature map is scaling; got {unknown}")
-    kind = FEATURE_MAPS[name]
+        raise ValueError(
+            f"the only option of a feature map is scaling; got {unknown}. num_features and "
+            "num_heads have arguments of their own, as have device and dtype."
+        )
+    check_count("num_heads", num_heads)
     if kind in (T2R, Hedgehog):
         options["num_heads"] = num_heads
     return kind(head_dim, num_features, **options)

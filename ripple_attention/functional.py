@@ -16,6 +16,7 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 
 from ripple_attention import dispatch
+from ripple_attention.checks import DTYPES, REMEDY, check_number, describe, shorten
 from ripple_attention.dispatch import Problem
 from ripple_attention.ops.common import (
     accumulation_dtype,
@@ -79,8 +80,6 @@ WINDOWS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "export": window_export,
 }
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
-
 
 class NearSoftmax(NamedTuple):
     """What `ripple_attention` needs to weigh near tokens by exp(q·k) in place of φ(q)·φ(k).
@@ -122,7 +121,8 @@ def ripple_attention(
                 ÷  (φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j + eps)
 
     Where the denominator is 0 the output is 0. Sums are float32, or float64 for float64 inputs.
-    Under autocast q, k and v are taken in its type.
+    Under autocast q, k and v are taken in its type. Infinities, NaNs and sums that overflow give
+    outputs and gradients that are not finite, never 0, by every implementation.
 
     Args:
         q: Queries after the feature map (B, H, W, N, M). Any strides.
@@ -176,7 +176,7 @@ def ripple_attention(
             return ripple_export(q, k, v, spatial_weights, list(partition.radii), eps)
     problem = problem_of(q, k, v, spatial_weights, partition)
     name = dispatch.choose(problem, implementation)
-    if name != "naive":
+    if name != "naive" or key_padding_mask is not None:
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     with without_autocast(v):
         return OPERATORS[name](q, k, v, spatial_weights, list(partition.radii), eps)
@@ -231,7 +231,7 @@ def _with_shares(
         radii = list(partition.radii)
         if is_exporting():
             return ripple_export(q, k, v, weights, radii, eps, *share)
-        if name != "naive":
+        if name != "naive" or mask is not None:
             weights = drop_empty_groups(weights, partition, mask)
         return OPERATORS[name].shared(q, k, v, weights, *share, radii, eps)  # type: ignore[attr-defined]
 
@@ -341,18 +341,20 @@ def explain(
 def check_implementation(implementation: str) -> str:
     """The name itself, if it is one."""
     known = ("auto", *dispatch.IMPLEMENTATIONS)
-    if implementation not in known:
+    if not isinstance(implementation, str) or implementation not in known:
         names = ", ".join(map(repr, known))
-        raise ValueError(f"implementation must be one of {names}; got {implementation=}")
+        came = shorten(implementation)
+        raise ValueError(f"implementation must be one of {names}; got implementation={came}")
     return implementation
 
 
 def check_eps(eps: float) -> float:
     """The number itself, if it may be added to a denominator."""
-    if not (isinstance(eps, int | float) and 0 <= eps < math.inf):
+    number = isinstance(eps, int | float) and not isinstance(eps, bool)
+    if not (number and 0 <= eps < math.inf):
         raise ValueError(
             "eps, which is added to the denominator, must be a finite number ≥ 0; "
-            f"got {eps=}. 0 adds nothing."
+            f"got eps={shorten(eps)}. 0 adds nothing."
         )
     return eps
 
@@ -406,7 +408,9 @@ def ripple_softmax_attention(
         q: Queries (B, H, W, N, D), not mapped.
         k: Keys (B, H, W, N, D), not mapped.
         v: Values (B, H, W, N, E).
-        spatial_weights: α (B, H, W, N, G) ≥ 0; a group of weight 0 is not seen.
+        spatial_weights: α (B, H, W, N, G) ≥ 0; a group of weight 0 is not seen. Negative ones are
+            refused on a CPU; where looking at them would wait or be traced (GPUs, compiled code),
+            they give NaN, as their logarithm does.
         partition: Which tokens are a group.
         key_padding_mask: Bool (B, H, W), True for padded keys.
         scale: Factor on q·k, D^(−1/2) unless given.
@@ -418,22 +422,38 @@ def ripple_softmax_attention(
     _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
     if key_padding_mask is not None:
         k, v = without_padding(k, v, key_padding_mask)
-    scale = q.shape[-1] ** -0.5 if scale is None else scale
+    if spatial_weights.device.type == "cpu":
+        _refuse_negative(spatial_weights)
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else check_number("scale", scale)
+    if v.numel() == 0:
+        return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     radii = list(partition.radii)
     with without_autocast(v):
         return ripple_softmax(q, k, v, spatial_weights, radii, key_padding_mask, scale)
 
 
+def _refuse_negative(spatial_weights: Tensor) -> None:
+    if type(spatial_weights) not in (Tensor, torch.nn.Parameter) or in_function_transform():
+        return  # traced, or one of many
+    if not torch.compiler.is_compiling() and (spatial_weights < 0).any():
+        raise ValueError(
+            "spatial_weights must be ≥ 0, as their logarithm is added to the scores; got "
+            f"{float(spatial_weights.min())=}. Take logits through softmax or stick_breaking."
+        )
+
+
 def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
     """Casts as autocast casts for matrix products: to its type, float64 and integers excepted."""
-    if not all(isinstance(x, Tensor) for x in tensors):
-        return tensors  # refused by the checks that follow
-    dtype = autocast_dtype(tensors[0])
+    first = tensors[0]
+    dtype = autocast_dtype(first) if isinstance(first, Tensor) else None
     if dtype is None:
         return tensors
-    return tuple(
-        x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x for x in tensors
-    )
+    return tuple(_cast(x, dtype) for x in tensors)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    floats = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+    return x.to(dtype) if floats else x  # the checks that follow refuse what is no tensor
 
 
 def is_exporting() -> bool:
@@ -448,8 +468,9 @@ def is_transformed(*tensors: Tensor) -> bool:
     """
     if torch.compiler.is_compiling():
         return False
-    if any(forward_ad.unpack_dual(x).tangent is not None for x in tensors):
-        return True
+    for x in tensors:
+        if forward_ad.unpack_dual(x).tangent is not None:
+            return True
     return in_function_transform() and any(map(_in_functional_gradient, tensors))
 
 
@@ -482,18 +503,19 @@ def _check_inputs(
     _check_qkv(q, k, v)
     if not isinstance(partition, Partition):
         raise ValueError(
-            f"partition must be a Partition; got {partition!r}. "
+            f"partition must be a Partition; got {shorten(partition)}. "
             "Use chebyshev(max_distance) or logarithmic(max_distance)."
         )
+    _check_dense("spatial_weights", spatial_weights)
     expected = (*v.shape[:-1], prefix_groups + partition.num_groups)
     if spatial_weights.shape != expected:
         raise ValueError(
             "spatial_weights must be (B, H, W, N, G) with the grid and heads of v and one weight "
             f"for each of the partition's G={partition.num_groups} groups"
             f"{', after one for prefix tokens' * prefix_groups}, so {expected}; "
-            f"got {_shapes(spatial_weights=spatial_weights, v=v)}"
+            f"got {_shapes(spatial_weights=spatial_weights, v=v)}. Make them for this partition."
         )
-    if spatial_weights.dtype not in (v.dtype, accumulation_dtype(v)):
+    if spatial_weights.dtype != v.dtype and spatial_weights.dtype != accumulation_dtype(v):
         raise ValueError(
             "spatial_weights must have the type of v or the type its sums are kept in, "
             f"{accumulation_dtype(v)}; got {spatial_weights.dtype=} with {v.dtype=}. "
@@ -502,18 +524,16 @@ def _check_inputs(
     if spatial_weights.device != v.device:
         raise ValueError(
             "spatial_weights must be on the device of v; got "
-            f"{str(spatial_weights.device)=} and {str(v.device)=}"
+            f"{str(spatial_weights.device)=} and {str(v.device)=}. Move them with .to(v.device)."
         )
     check_mask(key_padding_mask, v)
 
 
 def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    if not all(isinstance(x, Tensor) for x in (q, k, v)):
-        raise ValueError(
-            f"q, k and v must be tensors; got {type(q)}, {type(k)}, {type(v)}. "
-            "Arrays become tensors by torch.from_numpy."
-        )
-    if any(x.dim() != 5 for x in (q, k, v)):
+    _check_dense("q", q)
+    _check_dense("k", k)
+    _check_dense("v", v)
+    if not q.dim() == k.dim() == v.dim() == 5:
         raise ValueError(
             "q, k and v must be heads-last grids (B, H, W, N, channels); "
             f"got {_shapes(q=q, k=k, v=v)}. For tokens in a row use x.unflatten(1, (H, W))."
@@ -521,7 +541,8 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if q.shape != k.shape or k.shape[:-1] != v.shape[:-1]:
         raise ValueError(
             "q and k must have the same shape (B, H, W, N, M), and v their batch, grid and heads "
-            f"(B, H, W, N, E); got {_shapes(q=q, k=k, v=v)}"
+            f"(B, H, W, N, E); got {_shapes(q=q, k=k, v=v)}. Only their last axes may differ, E "
+            "from M."
         )
     if not (v.dtype in DTYPES and q.dtype == k.dtype == v.dtype):
         raise ValueError(
@@ -531,16 +552,24 @@ def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
     if not q.device == k.device == v.device:
         raise ValueError(
             "q, k and v must be on one device; "
-            f"got {str(q.device)=}, {str(k.device)=}, {str(v.device)=}"
+            f"got {str(q.device)=}, {str(k.device)=}, {str(v.device)=}. Move them with .to(...)."
         )
+
+
+def _check_dense(name: str, x: Tensor) -> None:
+    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
+        raise ValueError(f"{name} must be a dense tensor; got {describe(x)}. {REMEDY}")
 
 
 def check_mask(mask: Tensor | None, v: Tensor) -> None:
     """Refuses a key padding mask that is not bool (B, H, W) on the device of v."""
     if mask is None:
         return
-    if not isinstance(mask, Tensor):
-        raise ValueError(f"key_padding_mask must be a bool tensor (B, H, W); got {type(mask)}")
+    if not isinstance(mask, Tensor) or mask.layout is not torch.strided or mask.is_nested:
+        raise ValueError(
+            "key_padding_mask must be a bool tensor (B, H, W), a dense one; got "
+            f"{describe(mask)}. {REMEDY}"
+        )
     if mask.dtype != torch.bool or mask.shape != v.shape[:3]:
         raise ValueError(
             f"key_padding_mask must be bool (B, H, W) = {tuple(v.shape[:3])}, True for padded "
@@ -549,5 +578,5 @@ def check_mask(mask: Tensor | None, v: Tensor) -> None:
     if mask.device != v.device:
         raise ValueError(
             "key_padding_mask must be on the device of v; "
-            f"got {str(mask.device)=} and {str(v.device)=}"
+            f"got {str(mask.device)=} and {str(v.device)=}. Move it with .to(v.device)."
         )

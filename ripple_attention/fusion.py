@@ -79,21 +79,25 @@ def runs_own_code(module: Any, kind: type) -> bool:
     own, state = type(module), module.__dict__
     if own is not kind and not (parametrize.is_parametrized(module) and own.__bases__ == (kind,)):
         return False
-    if any(getattr(torch_module, name) for name in GLOBAL_HOOKS):
-        return False
+    for name in GLOBAL_HOOKS:  # loops, here and below: every call of a layer comes by
+        if getattr(torch_module, name):
+            return False
     for name in HOOKS:
         hooks = state[name]
         if hooks and not all(isinstance(hook, Observer) for hook in hooks.values()):
             return False
-    written = OWN_CODE[kind]
-    return all(
-        getattr(own, name) is method and name not in state for name, method in written.items()
-    )
+    for name, method in OWN_CODE[kind].items():
+        if getattr(own, name) is not method or name in state:
+            return False
+    return True
 
 
 def are_plain(*tensors: Tensor | None) -> bool:
     """Whether tensors are PyTorch's own, not quantised, sharded or otherwise wrapped."""
-    return all(x is None or type(x) in (Tensor, nn.Parameter) for x in tensors)
+    for x in tensors:
+        if x is not None and type(x) is not Tensor and type(x) is not nn.Parameter:
+            return False
+    return True
 
 
 def observe(module: nn.Module, *inputs: Tensor) -> None:

@@ -325,7 +325,7 @@ class RippleHeads(RippleCore, nn.Module):
         self.head_dim, self.num_heads, self.scale = head_dim, num_heads, scale
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.feature_map = make_feature_map(
-            feature_map or default_feature_map(near),
+            default_feature_map(near) if feature_map is None else feature_map,
             head_dim,
             num_heads,
             num_features,

@@ -11,9 +11,19 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from ripple_attention import dispatch
+from ripple_attention.checks import (
+    REMEDY,
+    check_count,
+    check_dtype,
+    check_flag,
+    check_number,
+    describe,
+    holds_floats,
+    shorten,
+)
 from ripple_attention.feature_maps import FeatureMap
 from ripple_attention.functional import check_eps, check_mask, linear_attention
-from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe
+from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe, runs_own_code
 from ripple_attention.heads import (
     FeatureHeads,
     NearKind,
@@ -61,12 +71,14 @@ class GridAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        whole = isinstance(dim, int) and isinstance(num_heads, int)
-        if not whole or num_heads < 1 or dim < 1 or dim % num_heads:
+        if check_count("dim", dim) % check_count("num_heads", num_heads):
             raise ValueError(
-                "dim and num_heads must be whole numbers ≥ 1, and num_heads must divide dim; "
-                f"got {dim=}, {num_heads=}"
+                f"num_heads must divide dim; got {dim=}, {num_heads=}. Heads of 32 or 64 channels "
+                "are usual."
             )
+        check_flag("qkv_bias", qkv_bias)
+        check_number("proj_drop", proj_drop, 0, 1)
+        check_dtype(dtype)
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, device=device, dtype=dtype)
@@ -127,10 +139,10 @@ class GridAttention(nn.Module):
     def _check(self, x: Tensor, value: Tensor | None, grid_size: tuple[int, int] | None) -> None:
         dim = self.num_heads * self.head_dim
         name = type(self).__name__
-        if x.dim() not in (3, 4) or x.shape[-1] != dim or not x.is_floating_point():
+        if not holds_floats(x) or x.dim() not in (3, 4) or x.shape[-1] != dim:
             raise ValueError(
                 f"{name} takes floating-point x as (B, H, W, {dim}) or (B, L, {dim}); "
-                f"got x.shape={tuple(x.shape)}, {x.dtype=}"
+                f"got x.{describe(x)}. {REMEDY}"
             )
         weight = getattr(self.proj, "weight", None)  # a quantised one's is no tensor
         own = weight.dtype if isinstance(weight, Tensor) else x.dtype
@@ -139,15 +151,26 @@ class GridAttention(nn.Module):
                 f"x must have the dtype of {name}'s weights, unless autocast is on; got {x.dtype=} "
                 f"and weights of {own}. Convert one of them: x.to({own}) or layer.to({x.dtype})"
             )
-        if not isinstance(value, Tensor | None):
-            size = isinstance(value, tuple | list) and len(value) == 2
-            remedy = f". The size of a grid goes by name: grid_size={value}" if size else ""
-            raise ValueError(f"value must be a tensor in the shape of x; got {value=}{remedy}")
-        if value is not None and value.shape != x.shape:
+        there = weight.device if isinstance(weight, Tensor) else x.device
+        # A hook of the projection may bring the two together.
+        if x.device != there and runs_own_code(self.proj, nn.Linear):
             raise ValueError(
-                f"value must have the shape of x; got value.shape={tuple(value.shape)} and "
-                f"x.shape={tuple(x.shape)}"
+                f"x must be on the device of {name}'s weights; got {str(x.device)=} and weights on "
+                f"{there}. Move one of them: x.to(...) or layer.to(...)."
             )
+        if value is not None and not holds_floats(value):
+            pair = isinstance(value, tuple | list) and len(value) == 2
+            remedy = f"The size of a grid goes by name: grid_size={value}." if pair else REMEDY
+            raise ValueError(
+                f"value must be a tensor in the shape of x; got value={describe(value)}. {remedy}"
+            )
+        if value is not None:
+            other_type = value.dtype != x.dtype and autocast_dtype(x) is None
+            if other_type or value.shape != x.shape or value.device != x.device:
+                raise ValueError(
+                    "value must have the shape and device of x, and its type unless autocast is "
+                    f"on; got value.{describe(value)} and x.{describe(x)}. Left out, it is x."
+                )
         if x.dim() == 3 and grid_size is None and self.needs_grid:
             raise ValueError(
                 f"{name} needs to know where tokens lie: pass (B, H, W, C), or grid_size=(H, W) "
@@ -161,14 +184,15 @@ class GridAttention(nn.Module):
             )
         if grid_size is None:
             return
-        pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2 and min(grid_size) >= 0
+        pair = isinstance(grid_size, tuple | list) and len(grid_size) == 2
+        pair = pair and all(isinstance(x, int | torch.SymInt) and x >= 0 for x in grid_size)
         size = x.shape[1] - P if x.dim() == 3 else tuple(x.shape[1:3])
         if not pair or size not in (grid_size[0] * grid_size[1], tuple(grid_size)):
             one_more = pair and size == grid_size[0] * grid_size[1] + 1
             raise ValueError(
                 f"grid_size=(H, W) must hold the tokens of x, {f'{P} + ' * (P > 0)}H·W = L; got "
-                f"{grid_size=} and x.shape={tuple(x.shape)}"
-                + (f". {CLASS_TOKEN}" if one_more else "")
+                f"grid_size={shorten(grid_size)} and x.shape={tuple(x.shape)}. "
+                + (CLASS_TOKEN if one_more else "Two whole numbers, rows before columns.")
             )
 
 
@@ -194,7 +218,7 @@ class SoftmaxAttention(GridAttention):
         super().__init__(
             dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
         )
-        self.attn_drop = attn_drop
+        self.attn_drop = check_number("attn_drop", attn_drop, 0, 1)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         queries, keys, values = (x.flatten(1, 2).transpose(1, 2) for x in (q, k, v))  # (B, N, L, D)
@@ -242,10 +266,22 @@ class LinearAttention(FeatureHeads, GridAttention):
         super().__init__(
             dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
         )
+        if not isinstance(feature_map_options, dict | None):
+            raise TypeError(
+                "feature_map_options must be a dict of the map's arguments; got "
+                f"{shorten(feature_map_options)}. As in {{'scaling': 'unit'}}."
+            )
+        if isinstance(feature_map, FeatureMap) and feature_map.head_dim != self.head_dim:
+            raise ValueError(
+                "a feature map takes the heads that it was made for; got "
+                f"{feature_map.head_dim=} and heads of dim / num_heads = {self.head_dim} channels. "
+                f"Make it with head_dim={self.head_dim}."
+            )
         if attn_drop != 0:
             raise ValueError(
                 f"{type(self).__name__} forms no matrix of probabilities to drop from, so "
-                f"attn_drop must be 0; got {attn_drop=}. Use proj_drop, which drops from the output"
+                f"attn_drop must be 0; got attn_drop={shorten(attn_drop)}. Use proj_drop, which "
+                "drops from the output."
             )
         self.feature_map = make_feature_map(
             feature_map,
@@ -269,7 +305,13 @@ class LinearAttention(FeatureHeads, GridAttention):
             x: (B, H, W, C), or tokens in a row, prefix tokens first, with `grid_size`.
             grid_size: (H, W).
         """
-        if x.dim() == 3 and grid_size is not None:
+        self._check(x, None, grid_size)
+        if x.dim() == 3:
+            if grid_size is None:
+                raise ValueError(
+                    f"explain takes x as (B, H, W, C); got x.shape={tuple(x.shape)}. For tokens in "
+                    "a row use x.unflatten(1, (H, W)), or pass grid_size=(H, W)."
+                )
             x = x[:, self.num_prefix_tokens :].unflatten(1, grid_size)
         fuses = self._uses_kernels(x) and self._attends_as_written()
         specs = (self.feature_map.fused_spec(), self._weight_spec()) if fuses else (None, None)
@@ -278,23 +320,25 @@ class LinearAttention(FeatureHeads, GridAttention):
     def _between_projections(
         self, x: Tensor, value: Tensor | None, key_padding_mask: Tensor | None
     ) -> Tensor:
-        if not (self._uses_kernels(x) and self._attends_as_written()):
-            return super()._between_projections(x, value, key_padding_mask)
-        features, weights = self.feature_map.fused_spec(), self._weight_spec()
-        problem = self._problem(x, features, weights)
-        if features is None or dispatch.choose(problem, self.implementation) != "fused":
-            return super()._between_projections(x, value, key_padding_mask)
+        qkv = None  # projections first: a GPU computes them while the rest is decided
         if value is None and key_padding_mask is None:
             qkv = self.qkv(x).unflatten(-1, (3, self.num_heads, self.head_dim))
+            q, k, v = qkv.unbind(3)
         else:
             q, k, v = self._project(x, value)
             check_mask(key_padding_mask, v)
             if key_padding_mask is not None:
                 k, v = without_padding(k, v, key_padding_mask)
-            qkv = torch.stack([q, k, v], 3)
-        if qkv.dtype != problem.dtype:  # from a projection of a user's own
-            q, k, v = qkv.unbind(3)
+        if not (self._uses_kernels(x) and self._attends_as_written()):
             return self.attend(q, k, v, key_padding_mask)
+        features, weights = self.feature_map.fused_spec(), self._weight_spec()
+        problem = self._problem(x, features, weights)
+        if features is None or dispatch.choose(problem, self.implementation) != "fused":
+            return self.attend(q, k, v, key_padding_mask)
+        if v.dtype != problem.dtype:  # from a projection of a user's own
+            return self.attend(q, k, v, key_padding_mask)
+        if qkv is None:
+            qkv = torch.stack([q, k, v], 3)
         observe(self.feature_map, qkv[:, :, :, 0], qkv[:, :, :, 1])
         return self._attend_fused(qkv, key_padding_mask, features, weights)
 
@@ -372,7 +416,7 @@ class RippleAttention(RippleCore, LinearAttention):
         super().__init__(
             dim,
             num_heads,
-            feature_map=feature_map or default_feature_map(near),
+            feature_map=default_feature_map(near) if feature_map is None else feature_map,
             num_features=num_features,
             feature_map_options=feature_map_options,
             eps=eps,
@@ -440,10 +484,15 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     recorded: dict[str, Tensor] = {}
     handles = []
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"record_spatial_weights needs a model, an nn.Module; got {shorten(model)}. Several "
+            "models go in one nn.ModuleList."
+        )
     if not any(isinstance(module, SpatialWeights) for module in model.modules()):
         raise ValueError(
-            f"record_spatial_weights needs a model with RippleAttention layers; "
-            f"{type(model).__name__} has none. `ripple models` lists models that do"
+            "record_spatial_weights needs a model with RippleAttention layers; "
+            f"got {type(model).__name__}, which has none. `ripple models` lists models that do"
         )
     for name, module in model.named_modules():
         if isinstance(module, SpatialWeights):

@@ -7,6 +7,11 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from ripple_attention.checks import check_count, check_pair, shorten
+
+MOST_RINGS = 2**16
+LARGEST_RADIUS = 2**30 - 1  # and a cell's distance to it still fits 32 bits
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -28,13 +33,15 @@ class Partition:
     radii: tuple[int, ...]
 
     def __init__(self, radii: Iterable[int]):
-        radii = tuple(radii) if isinstance(radii, Iterable) else ()
+        given, radii = radii, tuple(radii) if isinstance(radii, Iterable) else ()
         whole = all(isinstance(radius, int) and not isinstance(radius, bool) for radius in radii)
-        rising = all(low < high for low, high in pairwise(radii))
-        if not radii or not whole or not rising or radii[0] < 0:
+        rising = whole and all(low < high for low, high in pairwise(radii))
+        few = 0 < len(radii) <= MOST_RINGS
+        if not few or not rising or radii[0] < 0 or radii[-1] > LARGEST_RADIUS:
             raise ValueError(
-                "a partition needs at least one radius, all of them whole, at least 0 and strictly "
-                f"increasing; got {radii=}. Use chebyshev(max_distance) or "
+                f"a partition needs from one to {MOST_RINGS} radii, all of them whole, at least 0, "
+                f"at most {LARGEST_RADIUS} and strictly increasing; got "
+                f"radii={shorten(radii or given)}. Use chebyshev(max_distance) or "
                 "logarithmic(max_distance) for the usual ones."
             )
         object.__setattr__(self, "radii", radii)
@@ -55,6 +62,8 @@ class Partition:
         >>> logarithmic(3).group_of_distance(6)
         tensor([0, 1, 2, 2, 3, 3])
         """
+        if not isinstance(size, torch.SymInt):
+            check_count("size", size, 0)
         # Made on the device: a copy to it would wait, and could not be part of a CUDA graph.
         distance = torch.arange(size, device=device)
         if self.radii[-1] - self.radii[0] == len(self.radii) - 1:  # a box for each distance
@@ -81,9 +90,13 @@ class Partition:
         tensor([[1, 0, 1, 2],
                 [1, 1, 1, 2]])
         """
-        (row, column), (height, width) = query, grid_size
-        if not (0 <= row < height and 0 <= column < width):
-            raise ValueError(f"the query must lie inside the grid; got {query=} and {grid_size=}")
+        row, column = check_pair("query", query, 0)
+        height, width = check_pair("grid_size", grid_size, 1)
+        if not (row < height and column < width):
+            raise ValueError(
+                f"the query must lie inside the grid; got {query=} and {grid_size=}. "
+                "Rows and columns are counted from 0."
+            )
         down = (torch.arange(height) - row).abs()[:, None]
         across = (torch.arange(width) - column).abs()[None, :]
         return self.group_of_distance(max(grid_size))[torch.maximum(down, across)]
@@ -96,7 +109,7 @@ class Partition:
         Returns:
             int64 tensor (L, L), L = H·W; symmetric.
         """
-        height, width = grid_size
+        height, width = check_pair("grid_size", grid_size, 0)
         rows = torch.arange(height, device=device).repeat_interleave(width)
         columns = torch.arange(width, device=device).repeat(height)
         down = (rows[:, None] - rows).abs()
@@ -110,7 +123,7 @@ def chebyshev(max_distance: int) -> Partition:
     Args:
         max_distance: R_max ≥ 1. It may be larger than the grid: rings outside are empty.
     """
-    return Partition(range(_checked_distance(max_distance)))
+    return Partition(range(_checked_distance(max_distance, MOST_RINGS)))
 
 
 def logarithmic(max_distance: int) -> Partition:
@@ -119,8 +132,8 @@ def logarithmic(max_distance: int) -> Partition:
     >>> logarithmic(5).radii
     (0, 1, 3, 7)
     """
-    radii = [0]
-    while radii[-1] < _checked_distance(max_distance):
+    radii, max_distance = [0], _checked_distance(max_distance, LARGEST_RADIUS)
+    while radii[-1] < max_distance:
         radii.append(2 * radii[-1] + 1)
     return Partition(radii)
 
@@ -131,15 +144,15 @@ def dense(grid_size: tuple[int, int]) -> Partition:
     >>> dense((3, 5)).num_groups
     5
     """
-    if not isinstance(grid_size, tuple | list) or len(grid_size) != 2:
-        raise ValueError(f"grid_size must be (H, W); got {grid_size!r}")
-    return chebyshev(max(max(grid_size) - 1, 1))
+    return chebyshev(max(max(check_pair("grid_size", grid_size, 1)) - 1, 1))
 
 
-def _checked_distance(max_distance: int) -> int:
-    if not isinstance(max_distance, int) or isinstance(max_distance, bool) or max_distance < 1:
+def _checked_distance(max_distance: int, most: int) -> int:
+    whole = isinstance(max_distance, int) and not isinstance(max_distance, bool)
+    if not whole or not 1 <= max_distance <= most:
         raise ValueError(
-            "max_distance counts the rings before the rest and must be a whole number ≥ 1; "
-            f"got {max_distance=!r}"
+            "max_distance, where the rest begins, must be a whole number ≥ 1; "
+            f"got max_distance={shorten(max_distance)}, and the most is {most}. "
+            "A distance beyond the grid changes nothing: max(H, W) is enough."
         )
     return max_distance

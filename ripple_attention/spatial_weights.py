@@ -7,7 +7,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.types import Device
 
+from ripple_attention.checks import (
+    REMEDY,
+    check_choice,
+    check_count,
+    check_dtype,
+    check_flag,
+    check_floats,
+    describe,
+    holds_floats,
+    shorten,
+)
 from ripple_attention.fusion import WeightSpec, are_plain, runs_own_code, stands_for
+from ripple_attention.ops.common import autocast_dtype
 
 WeightKind = Literal["stick-breaking", "fixed", "softmax", "truncated"]
 Tail = Literal["share", "printed"]
@@ -33,13 +45,9 @@ def stick_breaking(stick_logits: Tensor, balanced: bool = True) -> Tensor:
     >>> stick_breaking(torch.zeros(3), balanced=False)
     tensor([0.5000, 0.2500, 0.1250, 0.1250])
     """
-    sticks = stick_logits.shape[-1] if stick_logits.dim() else 0
-    if not stick_logits.is_floating_point() or sticks == 0:
-        raise ValueError(
-            "stick_logits must be floating-point (…, G−1), one logit for each group but the last; "
-            f"got shape={tuple(stick_logits.shape)}, {stick_logits.dtype=}"
-        )
-    if balanced:
+    check_floats("stick_logits", stick_logits, "(…, G−1), one logit for each group but the last")
+    sticks = stick_logits.shape[-1]
+    if check_flag("balanced", balanced):
         dtype, device = stick_logits.dtype, stick_logits.device
         stick_logits = stick_logits - torch.arange(sticks, 0, -1, dtype=dtype, device=device).log()
     log_left = F.logsigmoid(-stick_logits).cumsum(-1)  # log of the stick left after each break
@@ -53,6 +61,7 @@ def fixed_weights(num_groups: int) -> Tensor:
     >>> fixed_weights(4)
     tensor([0.5000, 0.2500, 0.1250, 0.1250])
     """
+    check_count("num_groups", num_groups, 2)
     return stick_breaking(torch.zeros(num_groups - 1), balanced=False)
 
 
@@ -68,6 +77,7 @@ def halt_group(weights: Tensor, threshold: float, tail: Tail = "share") -> Tenso
         int64 (…), in 0 … G, where G means that it does not halt.
     """
     _check_halting(threshold, tail)
+    check_floats("weights", weights, "(…, G), one weight for each group")
     left = _left_before(weights)  # (…, G), never growing from group to group
     if tail == "printed":
         return (F.pad(left[..., 1:], (0, 1)) >= threshold).sum(-1)
@@ -92,8 +102,8 @@ def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
     Returns:
         (…, G).
     """
-    group = torch.arange(weights.shape[-1], device=weights.device)
     halted_at = halt_group(weights, threshold, tail).unsqueeze(-1)  # (…, 1)
+    group = torch.arange(weights.shape[-1], device=weights.device)
     merged = group >= halted_at
     left = (weights * merged).sum(-1, keepdim=True)
     count = weights.shape[-1] - halted_at + (1 if tail == "printed" else 0)
@@ -134,13 +144,13 @@ class SpatialWeights(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if kind not in get_args(WeightKind):
-            raise ValueError(
-                f"the kind of spatial weights must be one of {get_args(WeightKind)}; got {kind!r}"
-            )
+        check_choice("the kind of spatial weights", kind, get_args(WeightKind))
         _check_halting(halt_threshold, tail)
-        if num_groups < 2:
-            raise ValueError(f"weights need a ring and a rest, num_groups ≥ 2; got {num_groups=}")
+        check_flag("balanced", balanced)
+        check_dtype(dtype)
+        self.value_dim = check_count("value_dim", value_dim)
+        self.num_heads = check_count("num_heads", num_heads)
+        check_count("num_groups", num_groups, 2)  # a ring and the rest
         self.kind = kind
         self.balanced = balanced
         self.halt_threshold = halt_threshold
@@ -158,10 +168,26 @@ class SpatialWeights(nn.Module):
 
     def forward(self, v: Tensor) -> Tensor:
         """Values (B, H, W, N, E) → weights (B, H, W, N, G), in float32 or better."""
+        if not holds_floats(v) or v.shape[-2:] != (self.num_heads, self.value_dim):
+            raise ValueError(
+                f"spatial weights are made of values (…, N, E), floats, with N={self.num_heads} "
+                f"heads and E={self.value_dim}; got {describe(v)}. {REMEDY}"
+            )
+        own = self.weights if self.kind == "fixed" else self.embedding
+        if v.device != own.device:
+            raise ValueError(
+                "values must be on the device of the spatial weights' parameters; got "
+                f"{str(v.device)=} and {str(own.device)=}. Move one of them with .to(...)."
+            )
+        if v.dtype != own.dtype and self._needs_its_type(v):
+            raise ValueError(
+                "values must have the type of the spatial weights' parameters, unless autocast is "
+                f"on; got {v.dtype=} and {own.dtype=}. Convert one of them with .to(...)."
+            )
         dtype = torch.promote_types(v.dtype, torch.float32)
         if self.kind == "fixed":
-            return self.weights.to(dtype).expand(*v.shape[:-1], -1)
-        logits = torch.einsum("...ne,nge->...ng", self.proj(v), self.embedding).to(dtype)
+            return own.to(dtype).expand(*v.shape[:-1], -1)
+        logits = torch.einsum("...ne,nge->...ng", self.proj(v), own).to(dtype)
         if self.kind == "softmax":
             return logits.softmax(-1)
         weights = stick_breaking(logits, self.balanced)
@@ -169,6 +195,10 @@ class SpatialWeights(nn.Module):
         if self.kind == "truncated":
             weights = F.pad(weights[..., :-1], (0, 1))
         return weights
+
+    def _needs_its_type(self, v: Tensor) -> bool:
+        plain = self.kind != "fixed" and runs_own_code(self.proj, nn.Linear)
+        return plain and autocast_dtype(v) is None
 
     def fused_spec(self) -> WeightSpec | None:
         """What a kernel may compute in place of this module, or None."""
@@ -202,7 +232,10 @@ def _left_before(weights: Tensor) -> Tensor:
 
 
 def _check_halting(threshold: float, tail: str) -> None:
-    if not 0 <= threshold <= 1:
-        raise ValueError(f"the halting threshold must lie in [0, 1]; got {threshold=}")
-    if tail not in get_args(Tail):
-        raise ValueError(f"tail must be one of {get_args(Tail)}; got {tail=!r}")
+    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
+    if not number or not 0 <= threshold <= 1:
+        raise ValueError(
+            f"the halting threshold must lie in [0, 1]; got threshold={shorten(threshold)}. "
+            "0 never halts."
+        )
+    check_choice("tail", tail, get_args(Tail))

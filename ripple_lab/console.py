@@ -7,10 +7,36 @@ from typing import Any, NoReturn
 
 import typer
 from rich.console import Console
+from rich.text import Text
 from typer.core import TyperGroup
 
-console = Console()
-errors = Console(stderr=True)
+from ripple_lab.text import plain
+
+
+class PlainConsole(Console):
+    """A console on which text is text, also in tables: it shows markup and control characters."""
+
+    def __init__(self, **options: Any):
+        super().__init__(markup=False, emoji=False, **options)
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text, keep="\n"), **options)
+
+
+console = PlainConsole()
+errors = PlainConsole(stderr=True)
+
+
+def show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str = "",
+    lineno: int = 0,
+    *_: Any,
+    **__: Any,
+) -> None:
+    """Stands in for `warnings.showwarning`: warnings name files, too."""
+    errors.print(f"{category.__name__}: {message}", style="yellow", soft_wrap=True)
 
 
 class Commands(TyperGroup):
@@ -58,10 +84,11 @@ def did_you_mean(name: str, known: Iterable[str], words: bool = False) -> str:
     return ""
 
 
-def check_device(name: str) -> None:
-    """Refuses a device that is not known, or not there."""
+def check_device(name: str) -> str:
+    """A device, "" for the best there is; refuses one that is not known, or not there."""
     import torch
 
+    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
     kind = name.partition(":")[0]
     if kind not in ("cpu", "cuda"):
         raise typer.BadParameter(f"--device is cpu or cuda; got {name!r}")
@@ -69,3 +96,4 @@ def check_device(name: str) -> None:
         raise typer.BadParameter(
             f"--device {name} needs a GPU, and PyTorch sees none here: take --device cpu"
         )
+    return name

@@ -12,8 +12,8 @@ from ripple_lab.data.digits import load_digits_images
 from ripple_lab.plots import draw_learned_ripples
 from ripple_lab.recipes import find_recipe
 from ripple_lab.train.checkpoint import read_weights
-from ripple_lab.train.classifier import create_model, preprocessing
 from ripple_lab.train.evaluate import load
+from ripple_lab.train.network import create_model, preprocessing
 from ripple_lab.train.run import train
 
 SHOWN = (0, 3, 7)
@@ -36,12 +36,12 @@ def run(output: Path, epochs: int | None, console: Console) -> float:
     )
     result = train(recipe, output, console, resume=True)
     console.print(
-        f"Accuracy on 360 digits it has not seen: [bold]{result['top1']:.1f} %[/bold]. "
+        f"Accuracy on 360 digits it has not seen: {result['top1']:.1f} %. "
         f"`ripple predict {output} PICTURE` names digits of your own."
     )
     picture = output / "ripples.png"
     draw(output / "model.safetensors", picture)
-    console.print(f"The ripples it learned: [bold]{picture}[/bold]", soft_wrap=True)
+    console.print(f"The ripples it learned: {picture}", soft_wrap=True)
     return result["top1"]
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ripple_lab.files import replace_text
 from ripple_lab.gather import gather
+from ripple_lab.text import markdown
 from ripple_lab.train.checkpoint import (
     describe,
     find_weights,
@@ -72,16 +73,16 @@ def _card(
     parameters = sum(value.numel() for value in weights.values())
     own = {key.removeprefix("ema_"): result[key] for key in result if key.startswith("ema_") == ema}
     measures = ", ".join(f"{name} {own[key]:.4g}" for key, name in MEASURES.items() if key in own)
-    shown = ", ".join(classes[:5]) + (", …" if len(classes) > 5 else "")
+    shown = ", ".join(map(markdown, classes[:5])) + (", …" if len(classes) > 5 else "")
     rows = {
         "model": f"`{recipe.model.name}`, {parameters / 1e6:.2f} M numbers, "
         f"{path.stat().st_size / 1e6:.1f} MB in half precision",
         "data": recipe.data.name,
         "classes": f"{len(classes)}: {shown}",
         "trained by": f"`ripple train {recipe.name} --seed {recipe.seed}`",
-        "changed in the recipe": result["changes"] or "nothing",
+        "changed in the recipe": markdown(result["changes"]) or "nothing",
         "epochs": f"{result['epochs']}, {result['steps']:,} steps",
-        "hardware": f"{result['hardware']}, {result['images_per_second']:,.0f} images/s",
+        "hardware": f"{markdown(result['hardware'])}, {result['images_per_second']:,.0f} images/s",
         "result": f"{measures} on the recipe's test images, in full precision",
         "weights": "their running mean" if ema else "as they were after the last step",
     }

@@ -7,10 +7,10 @@ import torch
 from ripple_attention.modules import RippleAttention
 from ripple_lab.recipes import find_recipe
 from ripple_lab.train.checkpoint import describe, write_weights
-from ripple_lab.train.classifier import create_model
+from ripple_lab.train.network import create_model
 
 
-def write_small_run(folder, seed=0):
+def write_small_run(folder, seed=0, classes=tuple("0123456789")):
     """A tiny classifier of digits with lively ripples; some of them halt."""
     recipe = find_recipe("digits")
     small = replace(recipe.model, patch_size=8, width=24, heads=2, depth=3, ripple_layers=2)
@@ -19,9 +19,7 @@ def write_small_run(folder, seed=0):
     model = create_model(recipe.model, 10)
     enliven(model)
     folder.mkdir(parents=True)
-    write_weights(
-        folder / "model.safetensors", model.state_dict(), describe(recipe, tuple("0123456789"))
-    )
+    write_weights(folder / "model.safetensors", model.state_dict(), describe(recipe, classes))
     return folder
 
 

@@ -1,4 +1,12 @@
-"""What every algorithm shares: types of sums, division by nothing, padding, work in parts."""
+"""What every algorithm shares: types of sums, division by nothing, padding, work in parts.
+
+What is not finite stays so. Where the definition (`ops.naive`) gives an infinity or NaN for an
+infinity or NaN in q, k, v or the weights, every algorithm gives one or the other, forward and
+backward; gradients of an algorithm with a sum over the image may hold more of them. Where finite
+inputs overflow a sum, results that hold it are not finite either, never 0: which sums there are is
+each algorithm's own. Only a denominator of 0, finite as it is, gives 0; and padded keys and values
+give nothing.
+"""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -33,16 +41,20 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
 def safe_divide(numerator: Tensor | float, denominator: Tensor) -> Tensor:
     """numerator / denominator, and 0 where the denominator is 0, with zero gradients there too.
 
-    A subnormal denominator counts as 0: its inverse would overflow.
+    A subnormal denominator counts as 0: its inverse would overflow. An infinite one gives NaN: it
+    is a sum that overflowed, and x/∞ would be a 0 that looks right.
     """
-    empty = denominator.abs() < torch.finfo(denominator.dtype).tiny
-    return torch.where(empty, 0, numerator / torch.where(empty, 1, denominator))
+    size = denominator.abs()
+    empty = size < torch.finfo(denominator.dtype).tiny
+    denominator = torch.where(empty, 1, denominator).masked_fill(size == torch.inf, torch.nan)
+    return torch.where(empty, 0, numerator / denominator)
 
 
 def flush_cancellation(denominator: Tensor, magnitude: Tensor, units: int = 16) -> Tensor:
     """The denominator, or 0 where it is no more than the rounding of what it is a difference of.
 
-    Where eps lifts it above that, the rounding of the numerator is divided by more, and stays.
+    Where eps lifts it above that, the rounding of the numerator is divided by more, and stays. NaN
+    where that has overflowed: nothing is known of the difference then.
 
     Args:
         denominator: A difference of sums, and eps; without eps, zero in exact arithmetic where a
@@ -50,8 +62,9 @@ def flush_cancellation(denominator: Tensor, magnitude: Tensor, units: int = 16) 
         magnitude: The size of those sums.
         units: How many times the precision of that size their rounding may be.
     """
-    rounding = units * torch.finfo(denominator.dtype).eps
-    return denominator.masked_fill(denominator.abs() <= rounding * magnitude, 0)
+    rounding = units * torch.finfo(denominator.dtype).eps * magnitude
+    flushed = denominator.masked_fill(denominator.abs() <= rounding, 0)
+    return flushed.masked_fill(rounding == torch.inf, torch.nan)
 
 
 def parts(v: Tensor, numbers_per_head: int, budget: int) -> Iterator[tuple[slice, ...]]:

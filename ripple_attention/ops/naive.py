@@ -68,7 +68,8 @@ def ripple_softmax(
     """
     queries, keys, values = (_heads_first(x) for x in (q, k, v))
     scores = scale * (queries @ keys.mT)  # (B, N, L, L)
-    weights = _pair_weights(spatial_weights, radii)
+    negative = spatial_weights < 0  # of which log α is NaN
+    weights = _pair_weights(spatial_weights.masked_fill(negative, torch.nan), radii)
     hidden = weights == 0
     if key_padding_mask is not None:
         hidden = hidden | key_padding_mask.flatten(1)[:, None, None, :]

@@ -170,6 +170,5 @@ def detector_cost(name: str, image_size: tuple[int, int] = (800, 1066)) -> Model
 
 
 def default_path(config: DetectionBenchmark) -> Path:
-    """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = machine.slug(machine.hardware(torch.device(config.device)))
-    return Path("benchmarks/results") / f"detection-{hardware}-{config.dtype}.csv"
+    """Named after the hardware and the precision."""
+    return measure.default_path("detection", config.device, config.dtype)

@@ -373,6 +373,5 @@ def digits(number: float | None) -> str:
 
 
 def default_path(config: LayerBenchmark) -> Path:
-    """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = machine.slug(machine.hardware(torch.device(config.device)))
-    return Path("benchmarks/results") / f"layer-{hardware}-{config.dtype}.csv"
+    """Named after the hardware and the precision."""
+    return measure.default_path("layer", config.device, config.dtype)

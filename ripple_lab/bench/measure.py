@@ -5,8 +5,11 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 import torch
+
+from ripple_lab import machine
 
 Step = Callable[[], object]
 
@@ -117,6 +120,13 @@ def matching_names(words: str, names: Iterable[str]) -> tuple[str, ...]:
         for name in known
         if any(part == name if part in known else part in name for part in parts)
     )
+
+
+def default_path(kind: str, device: str, more: str) -> Path:
+    """A CSV in benchmarks/results, where there is that folder, else right here."""
+    folder = Path("benchmarks/results")
+    hardware = machine.slug(machine.hardware(torch.device(device)))
+    return (folder if folder.is_dir() else Path()) / f"{kind}-{hardware}-{more}.csv"
 
 
 def summary(samples: list[float]) -> dict[str, float | int]:

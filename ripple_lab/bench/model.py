@@ -196,8 +196,7 @@ def _compile(model: nn.Module) -> None:
 
 
 def default_path(config: ModelBenchmark) -> Path:
-    """Under benchmarks/results, named after the hardware, the precision and unusual sizes."""
-    hardware = machine.slug(machine.hardware(torch.device(config.device)))
+    """Named after the hardware, the precision and unusual sizes."""
     width = "" if config.width == ModelBenchmark.width else f"-width-{config.width}"
     batch = f"-batch-{config.batch}" if config.batch else ""
-    return Path("benchmarks/results") / f"model-{hardware}-{config.dtype}{width}{batch}.csv"
+    return measure.default_path("model", config.device, f"{config.dtype}{width}{batch}")

@@ -1,5 +1,6 @@
 """The operator's time and memory, each algorithm beside linear attention and PyTorch's softmax."""
 
+import csv
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -252,7 +253,10 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
 
 def read_csv(path: Path) -> list[Row]:
     """The rows of a benchmark."""
-    rows = results.read_csv(path)
+    try:
+        rows = results.read_csv(path)
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{path} is not a CSV of `ripple bench op` ({error})") from None
     if not rows or not {"tokens", "system", "pass", "status", "median_ms"} <= rows[0].keys():
         raise ValueError(f"{path} is not a CSV of `ripple bench op`: it lacks rows or columns")
     return rows
@@ -284,6 +288,5 @@ def markdown_table(rows: list[Row]) -> str:
 
 
 def default_path(config: OpBenchmark) -> Path:
-    """Under benchmarks/results, named after the hardware and the precision."""
-    hardware = machine.slug(machine.hardware(torch.device(config.device)))
-    return Path("benchmarks/results") / f"op-{hardware}-{config.dtype}.csv"
+    """Named after the hardware and the precision."""
+    return measure.default_path("op", config.device, config.dtype)

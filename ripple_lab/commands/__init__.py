@@ -1,6 +1,9 @@
 """The command `ripple`."""
 
+import re
 import sys
+import warnings
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -10,7 +13,7 @@ from rich.table import Table
 from ripple_lab.commands import inspection as looking
 from ripple_lab.commands import train as commands
 from ripple_lab.commands.bench import bench
-from ripple_lab.console import Commands, check_device, console, did_you_mean, errors
+from ripple_lab.console import Commands, check_device, console, did_you_mean, errors, show_warning
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -26,11 +29,17 @@ app.command()(looking.analyze)
 app.command(name="app")(looking.app)
 
 
+def version_of(package: str) -> str:
+    """The version that a package's source states, without importing it, and torch with it."""
+    found = find_spec(package)
+    assert found is not None and found.origin is not None
+    source = Path(found.origin).read_text(encoding="utf-8")
+    return re.findall(r'^__version__ = "(.+)"$', source, re.M)[0]
+
+
 def _version(asked: bool) -> None:
     if asked:
-        from ripple_attention import __version__
-
-        console.print(__version__, highlight=False)
+        console.print(version_of("ripple_attention"), highlight=False)
         raise typer.Exit
 
 
@@ -74,7 +83,7 @@ def picture(
     from ripple_lab.plots import draw_explanation
 
     draw_explanation(path)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @app.command()
@@ -161,6 +170,7 @@ def models(
 
 def main() -> None:
     """Runs the command; a missing extra or a refused input is one line, not a traceback."""
+    warnings.showwarning = show_warning
     try:
         app()
     except ModuleNotFoundError as error:
@@ -171,7 +181,7 @@ def main() -> None:
         )
         own = str(error)
         told = own if "pip install" in own else remedy
-        errors.print(told, style="red", markup=False, soft_wrap=True)
+        errors.print(told, style="red", soft_wrap=True)
         sys.exit(1)
     except (ValueError, RuntimeError, OSError) as error:
         message = str(error)
@@ -179,5 +189,5 @@ def main() -> None:
             message = f"{error.filename} cannot be read or written: {error.strerror}"
         if message.startswith("Caught ") and "worker process" in message:
             message = message.strip().rsplit("Error: ", 1)[-1]  # not the worker's whole traceback
-        errors.print(message, style="red", markup=False, soft_wrap=True)
+        errors.print(message, style="red", soft_wrap=True)
         sys.exit(1)

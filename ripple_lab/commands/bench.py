@@ -11,11 +11,18 @@ import typer
 from rich.table import Table
 
 from ripple_lab.console import check_device, console, did_you_mean
+from ripple_lab.text import plain
 
 if TYPE_CHECKING:
     from ripple_lab.bench.attentions import Shape
 
 Row = dict[str, Any]
+
+DEVICE = typer.Option(help="cpu or cuda; cuda unless given, where there is a GPU.")
+DTYPE = typer.Option(
+    help="float32, bfloat16 or float16; bfloat16 on a GPU, float32 on a CPU unless given."
+)
+OUTPUT = typer.Option(help="CSV; unless given in benchmarks/results, or here if there is none.")
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -30,15 +37,13 @@ def op(
     heads: Annotated[int, typer.Option(min=1)] = 6,
     head_dim: Annotated[int, typer.Option(min=1)] = 32,
     max_distance: Annotated[int, typer.Option(min=1, help="R_max.")] = 4,
-    dtype: Annotated[str, typer.Option(help="float32, float64, bfloat16 or float16.")] = "float32",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    dtype: Annotated[str, DTYPE] = "",
+    device: Annotated[str, DEVICE] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 7,
     only: Annotated[
         str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
     ] = "",
-    output: Annotated[
-        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
-    ] = None,
+    output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Time and peak memory of the operator, by tokens.
 
@@ -53,19 +58,19 @@ def op(
         systems,
     )
 
+    device, dtype = device_and_dtype(device, dtype)
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
     config = OpBenchmark(
         whole_numbers(sides, "sides"), batch, heads, head_dim, max_distance, dtype, device, rounds
     )
-    check_device(device)
     names = systems(chebyshev(max_distance), config)
     config = replace(config, only=systems_named(only, names))
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show(rows)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @bench.command()
@@ -91,16 +96,9 @@ def layer(
     budget: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which nothing more is started.")
     ] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
-    dtype: Annotated[
-        str,
-        typer.Option(
-            help="float32, bfloat16 or float16; bfloat16 on a GPU, float32 on a CPU unless given."
-        ),
-    ] = "",
-    output: Annotated[
-        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
-    ] = None,
+    device: Annotated[str, DEVICE] = "",
+    dtype: Annotated[str, DTYPE] = "",
+    output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Time and peak memory of layers with their projections.
 
@@ -112,9 +110,7 @@ def layer(
     from ripple_lab.bench.attentions import WEIGHTS
     from ripple_lab.bench.layer import SHAPES, LayerBenchmark, default_path, run
 
-    check_device(device)
-    on_gpu = device.startswith("cuda")
-    dtype = dtype or ("bfloat16" if on_gpu else "float32")
+    device, dtype = device_and_dtype(device, dtype)
     check_dtype(dtype)
     kinds = cast("tuple[WeightKind, ...]", tuple(weights.split(",")))
     if unknown := [kind for kind in kinds if kind not in WEIGHTS]:
@@ -122,7 +118,7 @@ def layer(
             f"weights must be of {', '.join(WEIGHTS)}, with commas; got {', '.join(unknown)!r}"
         )
     config = LayerBenchmark(
-        shapes=layer_shapes(shapes or SHAPES["cuda" if on_gpu else "cpu"]),
+        shapes=layer_shapes(shapes or SHAPES[device.partition(":")[0]]),
         reaches=whole_numbers(reaches, "reaches"),
         maps=tuple(maps.split(",")),
         weights=kinds,
@@ -135,17 +131,24 @@ def layer(
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     show_layers(rows)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
     if any(row["status"].startswith(("wrong", "failed")) for row in rows):
         raise typer.Exit(1)
 
 
 @bench.command()
 def model(
-    sides: Annotated[str, typer.Option(help="Grid sides, with commas.")] = "14,16,64,128",
+    sides: Annotated[
+        str, typer.Option(help="Grid sides, with commas; 14,16,64,128 unless given, 14 on a CPU.")
+    ] = "",
     tokens_at_once: Annotated[
-        int, typer.Option(min=1, help="Tokens of a batch; decides how many images it has.")
-    ] = 100_352,
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of a batch, which decide how many images it has; 100,352 unless given, "
+            "392 on a CPU.",
+        ),
+    ] = None,
     batch: Annotated[
         int | None, typer.Option(min=1, help="Images of a batch, in place of --tokens-at-once.")
     ] = None,
@@ -159,20 +162,18 @@ def model(
             "slowest two unless given."
         ),
     ] = "",
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    dtype: Annotated[str, DTYPE] = "",
+    device: Annotated[str, DEVICE] = "",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
     forward_alone: Annotated[
         bool, typer.Option("--forward-alone", help="No training steps.")
     ] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
-    output: Annotated[
-        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
-    ] = None,
+    output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Images a second of whole models, side by side.
 
-    Example: ripple bench model --sides 14 --device cpu --tokens-at-once 392 --dtype float32
+    Example: ripple bench model --sides 14 --only deit,ripple
     """
     from ripple_lab.bench.model import (
         PASSES,
@@ -184,12 +185,14 @@ def model(
     )
 
     systems = systems_named(only, SYSTEMS) if only else USUAL
+    device, dtype = device_and_dtype(device, dtype)
     check_dtype(dtype)
+    on_cpu = device == "cpu"
     if width % 6:
         raise typer.BadParameter(f"the width must be a multiple of the 6 heads; got {width}")
     config = ModelBenchmark(
-        sides=whole_numbers(sides, "sides"),
-        tokens_at_once=tokens_at_once,
+        sides=whole_numbers(sides or ("14" if on_cpu else "14,16,64,128"), "sides"),
+        tokens_at_once=tokens_at_once or (392 if on_cpu else 100_352),
         systems=systems,
         dtype=dtype,
         device=device,
@@ -199,7 +202,6 @@ def model(
         width=width,
         passes=PASSES[:1] if forward_alone else PASSES,
     )
-    check_device(device)
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     table = Table(title=f"{rows[0]['hardware']}, {dtype}, images/s", title_justify="left")
@@ -212,7 +214,7 @@ def model(
             f"{row['tokens']:,}", str(row["batch"]), row["system"], row["pass"], speed, memory
         )
     console.print(table)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @bench.command()
@@ -226,13 +228,11 @@ def detection(
     backbone: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
     batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 1,
     padded: Annotated[bool, typer.Option(help="A quarter of each grid is padding.")] = False,
-    dtype: Annotated[str, typer.Option(help="float32, bfloat16 or float16.")] = "bfloat16",
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cuda",
+    dtype: Annotated[str, DTYPE] = "",
+    device: Annotated[str, DEVICE] = "",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile for the encoders.")] = False,
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
-    output: Annotated[
-        Path | None, typer.Option(help="CSV; under benchmarks/results unless given.")
-    ] = None,
+    output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Time and peak memory of encoders and whole detectors.
 
@@ -243,6 +243,7 @@ def detection(
 
     if backbone not in WEIGHTS:
         raise typer.BadParameter(f"must be one of {', '.join(WEIGHTS)}; got {backbone!r}")
+    device, dtype = device_and_dtype(device, dtype)
     check_dtype(dtype)
     images = rectangles(image)
     if len(images) > 1:
@@ -260,7 +261,6 @@ def detection(
     )
     if not config.grids and config.image_size is None:
         raise typer.BadParameter("there is nothing to time: give --grids or --image")
-    check_device(device)
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
     table = Table(title=f"{rows[0]['hardware']}, {dtype}, batch {batch}", title_justify="left")
@@ -272,7 +272,7 @@ def detection(
         memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
         table.add_row(row["part"], size, row["pass"], row["system"], time, memory)
     console.print(table)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 @bench.command()
@@ -285,7 +285,7 @@ def markdown(
     """
     from ripple_lab.bench.op import markdown_table, read_csv
 
-    typer.echo(markdown_table(read_csv(results)))
+    typer.echo(plain(markdown_table(read_csv(results)), keep="\n"))
 
 
 @bench.command()
@@ -302,7 +302,7 @@ def plot(
     from ripple_lab.plots import draw_benchmark
 
     draw_benchmark(results, path)
-    console.print(f"Wrote [bold]{path}[/bold]")
+    console.print(f"Wrote {path}")
 
 
 def measure_to(path: Path, run: Callable[[Callable[[str], None]], Iterator[Row]]) -> list[Row]:
@@ -374,6 +374,12 @@ def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
     return found
 
 
+def device_and_dtype(device: str, dtype: str) -> tuple[str, str]:
+    """Those that were given, or the usual ones of this machine."""
+    device = check_device(device)
+    return device, dtype or ("float32" if device == "cpu" else "bfloat16")
+
+
 def check_dtype(dtype: str) -> None:
     if dtype not in ("float32", "bfloat16", "float16"):
         raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
@@ -435,4 +441,4 @@ def show_layers(rows: list[Row]) -> None:
         console.print(table)
     reasons = {(row["system"], row["status"]): None for row in rows if row["status"] != "ok"}
     for system, status in reasons:
-        console.print(f"{system}: {status}", markup=False)
+        console.print(f"{system}: {status}")

@@ -1,6 +1,8 @@
 """The commands that look into models: `ripple explain`, `analyze` and `app`."""
 
 import re
+import signal
+import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -47,13 +49,13 @@ def explain(
     check_suffix(output)
     check_device(device)
     patch = None if at is None else row_and_column(at)
-    with console.status(f"looking at {image}"):
+    with console.status("looking at the picture"):
         explainer = Explainer.from_checkpoint(checkpoint, ema=ema, device=device)
         explanation = explainer(open_image(image), Settings(max_distance, halt_threshold))
         H, W = explanation.grid_size
         write_explanation(explanation, patch or (H // 2, W // 2), output)
     name, probability = explanation.classes[0]
-    console.print(f"{name}, {probability:.1%}. Wrote [bold]{output}[/bold]", soft_wrap=True)
+    console.print(f"{name}, {probability:.1%}. Wrote {output}", soft_wrap=True)
 
 
 def analyze(
@@ -99,7 +101,7 @@ def analyze(
         rows = training_rows(weights)
         written += write_training(rows, output) if rows else []
     for path in written:
-        console.print(f"Wrote [bold]{path}[/bold]", soft_wrap=True)
+        console.print(f"Wrote {path}", soft_wrap=True)
 
 
 def app(
@@ -127,8 +129,11 @@ def app(
     check_device(device)
     with console.status("starting"):
         viewer = Viewer(checkpoint, device)
+    for name in ("SIGTERM", "SIGHUP"):  # pictures must not stay behind
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
     with served(viewer, port, browse=browse) as address:
-        console.print(f"Serving [bold]{address}[/bold] to this machine alone; Ctrl-C stops it.")
+        console.print(f"Serving {address} to this machine alone; Ctrl-C stops it.")
         while True:
             time.sleep(3600)
 

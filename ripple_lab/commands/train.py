@@ -158,7 +158,7 @@ def predict(
         except ValueError as error:
             broken.append(str(error))
             continue
-        console.print(str(path), highlight=False, markup=False, soft_wrap=True)
+        console.print(str(path), highlight=False, soft_wrap=True)
         table = Table(show_header=detects)
         if predictor:
             for label, probability in predictor(image)[:top]:
@@ -222,7 +222,7 @@ def results(
     rows = gather(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_csv(rows, output)
-    console.print(f"Wrote {len(rows)} rows to [bold]{output}[/bold]")
+    console.print(f"Wrote {len(rows)} rows to {output}")
 
 
 def pack(
@@ -237,7 +237,7 @@ def pack(
     from ripple_lab.pack import pack as run_pack
 
     card = run_pack(run, path, ema)
-    console.print(f"Wrote [bold]{path}[/bold] and [bold]{card}[/bold]", soft_wrap=True)
+    console.print(f"Wrote {path} and {card}", soft_wrap=True)
 
 
 def checkpoint_and_pictures(paths: list[Path]) -> tuple[Path, list[Path]]:

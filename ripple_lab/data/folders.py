@@ -1,6 +1,7 @@
 """Images of class folders, tars or the Hub: decoded one by one; damaged ones are skipped."""
 
 import importlib.util
+import os
 import pickle
 import struct
 import tarfile
@@ -12,6 +13,7 @@ from typing import Any, Protocol
 import torch
 from PIL import Image
 from timm.data import create_dataset
+from timm.data.readers.reader_image_folder import ReaderImageFolder
 from timm.utils.misc import natural_key
 from torch.utils.data import Dataset
 
@@ -78,9 +80,13 @@ class ReaderPictures(Dataset[tuple[Image.Image, int]]):
         return len(self.reader)
 
     def __getitem__(self, index: int) -> tuple[Image.Image, int]:
-        file, label = self.reader[index]
-        with file:
-            image = open_picture(file)
+        if isinstance(self.reader, ReaderImageFolder):
+            path, label = self.reader.samples[index]
+            image = open_picture(path)
+        else:
+            file, label = self.reader[index]
+            with file:
+                image = open_picture(file)
         return image, self.labels.get(int(label), int(label))
 
     def filename(self, index: int) -> str:
@@ -229,6 +235,7 @@ def _open_class_folders(root: Path, train: bool) -> ReaderPictures:
             f"({', '.join(place.name for place in places)}) and are not there: put them into "
             f"{layout}, or name another folder, --data.root"
         )
+    _refuse_loops(place)
     # A tar stays closed between images: worker processes would share its position.
     options: dict[str, Any] = {"cache_tarfiles": False} if place.is_file() else {}
     try:
@@ -246,6 +253,16 @@ def _open_class_folders(root: Path, train: bool) -> ReaderPictures:
     # timm does not define the order of names that differ only in case or in leading zeros.
     classes = tuple(sorted(found, key=lambda name: (natural_key(name), name)))
     return ReaderPictures(reader, classes, {found[name]: i for i, name in enumerate(classes)})
+
+
+def _refuse_loops(folder: Path) -> None:
+    """Refuses a folder with a link to a folder it lies in: timm would go round and round."""
+    for place, names, _ in os.walk(folder, followlinks=True):
+        for link in (Path(place, name) for name in names):
+            if link.is_symlink() and link.resolve() in (above.resolve() for above in link.parents):
+                raise DataError(
+                    f"{link} is a link to {link.resolve()}, in which it lies: remove the link"
+                )
 
 
 def _open_hub(source: str, root: Path, train: bool) -> ReaderPictures:

@@ -1,5 +1,7 @@
 """Pictures of files, all read in one way: upright, in colour, 8 bits a channel."""
 
+import os
+import stat
 from pathlib import Path
 from typing import IO
 
@@ -10,7 +12,7 @@ WHITE = 2**16 - 1  # of 16 bits
 
 
 class PictureError(ValueError):
-    """A picture whose range from black to white is unknown."""
+    """A picture that is no file, or whose range from black to white is unknown."""
 
 
 def open_picture(
@@ -22,8 +24,17 @@ def open_picture(
         file: Its path, or the open file.
         formats: Whose decoders are tried; all unless given.
     """
+    if isinstance(file, str | Path):
+        check_file(file)
     with Image.open(file, formats=formats) as image:
         return in_colour(image)
+
+
+def check_file(path: str | Path) -> None:
+    """Refuses pipes, devices and sockets: to open one may wait for ever."""
+    mode = os.stat(path).st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # opening a folder says that it is one
+        raise PictureError("it is a pipe, a device or a socket: name a file")
 
 
 def in_colour(image: Image.Image, upright: bool = True) -> Image.Image:

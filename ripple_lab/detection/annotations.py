@@ -2,15 +2,18 @@
 
 import json
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ripple_lab.data.images import DataError
+from ripple_lab.text import LONGEST, plain
 
 LARGEST = 2**53  # evaluators hold numbers, ids among them, as float64
+LONGEST_PATH = 255  # bytes; file systems take no longer names
+SHOWN = 60  # characters of an entry that a refusal shows
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,13 @@ def read_annotations(path: Path) -> Annotations:
     Raises:
         DataError: The file cannot be read, or an entry says something impossible.
     """
-    content = _read_json(path)
+    try:
+        return _parse(path, _read_json(path))
+    except RecursionError:
+        _refuse(path, "its lists or objects are nested too deeply")
+
+
+def _parse(path: Path, content: dict[str, list[dict[str, Any]]]) -> Annotations:
     categories = {_whole(path, "category", c, "id"): c for c in content["categories"]}
     images = {_whole(path, "image", i, "id"): i for i in content["images"]}
     for kind, by_id in (("categories", categories), ("images", images)):
@@ -112,10 +121,10 @@ def read_annotations(path: Path) -> Annotations:
     owners, labels, boxes, areas, crowd = zip(*rows, strict=True) if rows else ((),) * 5
     counts = np.bincount(np.array(owners, np.int64), minlength=len(images))
     return Annotations(
-        classes=tuple(str(categories[n].get("name", f"category {n}")) for n in sorted(categories)),
+        classes=tuple(_class_name(path, n, categories[n]) for n in sorted(categories)),
         category_ids=tuple(sorted(categories)),
         image_ids=np.array(list(images), np.int64),
-        names=np.array([_text(path, image, "file_name") for image in images.values()]),
+        names=np.array([_file_name(path, image) for image in images.values()]),
         sizes=np.array(
             [
                 [_whole(path, "image", image, side, least=1) for side in ("height", "width")]
@@ -149,19 +158,21 @@ def _row(
     path: Path, entry: dict[str, Any], place_of: dict[int, int], label_of: dict[int, int]
 ) -> tuple[int, int, list[float], float, bool]:
     """Image, label, box, area, crowd of an annotation."""
-    name = f"annotation {entry.get('id', 'without id')}"
+    name = f"annotation {plain(str(entry.get('id', 'without id')), SHOWN)}"
     for key, numbers in (("image_id", place_of), ("category_id", label_of)):
         if not isinstance(entry.get(key), int) or entry[key] not in numbers:
-            _refuse(path, f"{name} has {key} {entry.get(key)!r}, which is not in the file")
+            _refuse(path, f"{name} has {key} {_shown(entry.get(key))}, which is not in the file")
     box = entry.get("bbox")
     if not isinstance(box, list) or len(box) != 4 or not all(map(_is_number, box)):
-        _refuse(path, f"{name} has bbox {box!r}; it must be [left, top, width, height] in pixels")
+        _refuse(
+            path, f"{name} has bbox {_shown(box)}; it must be [left, top, width, height] in pixels"
+        )
     area = entry.get("area", box[2] * box[3])
     if not _is_number(area):
-        _refuse(path, f"{name} has area {area!r}; it must be a number")
+        _refuse(path, f"{name} has area {_shown(area)}; it must be a number")
     crowd = entry.get("iscrowd", 0)
     if not isinstance(crowd, int) or crowd not in (0, 1):  # "0" would count as a crowd
-        _refuse(path, f"{name} has iscrowd {crowd!r}; it must be 0 or 1")
+        _refuse(path, f"{name} has iscrowd {_shown(crowd)}; it must be 0 or 1")
     return place_of[entry["image_id"]], label_of[entry["category_id"]], box, area, bool(crowd)
 
 
@@ -185,15 +196,38 @@ def _whole(path: Path, kind: str, entry: dict[str, Any], key: str, least: int = 
         name = entry.get("name") or entry.get("file_name") or entry.get("id")
         _refuse(
             path,
-            f"{kind} {name} has {key} {value!r}; it must be a whole number from {least} to 2⁵³",
+            f"{kind} {plain(str(name), SHOWN)} has {key} {_shown(value)}; it must be a whole "
+            f"number from {least} to 2⁵³",
         )
     return value
 
 
-def _text(path: Path, entry: dict[str, Any], key: str) -> str:
-    if not isinstance(entry.get(key), str):
-        _refuse(path, f"image {entry['id']} has {key} {entry.get(key)!r}; it must be a name")
-    return str(entry[key])
+def _class_name(path: Path, number: int, entry: dict[str, Any]) -> str:
+    name = str(entry.get("name", f"category {number}"))
+    if len(name) > LONGEST:
+        _refuse(path, f"category {number} has a name of {len(name):,} characters, not {LONGEST}")
+    return name
+
+
+def _file_name(path: Path, entry: dict[str, Any]) -> str:
+    """The name of an image, which leads to a place below the folder of images."""
+    name: Any = entry.get("file_name")
+    size = len(name.encode(errors="surrogatepass")) if isinstance(name, str) else 0
+    if not 0 < size <= LONGEST_PATH:
+        _refuse(
+            path,
+            f"image {entry['id']} has file_name {_shown(name)}; it must be a name of 1 to "
+            f"{LONGEST_PATH} bytes",
+        )
+    if PurePath(name).is_absolute() or ".." in PurePath(name).parts:
+        _refuse(
+            path, f"image {entry['id']} has file_name {_shown(name)}, outside the folder of images"
+        )
+    return str(name)
+
+
+def _shown(value: Any) -> str:
+    return plain(repr(value), SHOWN)
 
 
 def _refuse(path: Path, why: str) -> NoReturn:

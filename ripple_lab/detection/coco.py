@@ -8,7 +8,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from ripple_lab.data.images import DataError
-from ripple_lab.data.pictures import in_colour
+from ripple_lab.data.pictures import check_file, in_colour
 from ripple_lab.detection.annotations import Annotations, read_annotations
 from ripple_lab.detection.items import make_target
 from ripple_lab.detection.matching import Target
@@ -50,7 +50,9 @@ class CocoPictures(Dataset[tuple[Image.Image, Target]]):
 
     def __getitem__(self, index: int) -> tuple[Image.Image, Target]:
         height, width = self.annotations.sizes[index].tolist()
-        with Image.open(self.filename(index)) as file:
+        path = self.filename(index)
+        check_file(path)
+        with Image.open(path) as file:
             # COCO's boxes go by the pixels as they are stored, those of others by the upright view.
             image = in_colour(file, upright=file.size != (width, height))
         if image.size != (width, height):

@@ -7,6 +7,7 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 
 from ripple_lab.data.pictures import in_colour
+from ripple_lab.text import plain
 
 
 def draw_objects(
@@ -36,7 +37,7 @@ def draw_objects(
         left, top, right, bottom = _inside(box, picture.size)
         color = _color(label)
         draw.rectangle((left, top, right, bottom), outline=color, width=line)
-        text = classes[label] if score is None else f"{classes[label]} {score:.2f}"
+        text = plain(classes[label]) + ("" if score is None else f" {score:.2f}")
         width, height = (length + 2 * line for length in draw.textbbox((0, 0), text, font=font)[2:])
         # Above the box, or inside where there is no space, and never beyond the right edge.
         top = top - height if top >= height else top

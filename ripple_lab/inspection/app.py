@@ -1,14 +1,16 @@
 """`ripple app`: a page on this machine, where one clicks on a patch and sees its ripples."""
 
+import html
 import os
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from ripple_lab.inspection.guard import HOSTS, Guard, note, swept
 from ripple_lab.inspection.uploads import MAX_BYTES, MAX_PIXELS, UploadError, decode
 from ripple_lab.inspection.viewer import (
     EXAMPLES,
@@ -17,8 +19,8 @@ from ripple_lab.inspection.viewer import (
     trained_settings,
 )
 from ripple_lab.inspection.views import Settings
+from ripple_lab.text import plain
 
-HOST = "127.0.0.1"
 TITLE = "Ripple attention, seen from a patch"
 INTRODUCTION = """
 A patch of a picture asks all others what they hold. **Linear attention** asks them all alike.
@@ -31,33 +33,9 @@ ABOUT_LINEAR = (
     "The rows **attention** and **linear attention** have the same similarities; only the rings' "
     "weights differ. Bright is more; grey in the last row: never halted."
 )
-# Only this server: the browser refuses requests of the page to others.
-POLICY = (
-    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval' blob:; "
-    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; "
-    "connect-src 'self' data: blob:; worker-src 'self' blob:; frame-ancestors 'self'"
-)
-
-
-class OnlyThisServer:
-    """Adds the policy above to every answer, as ASGI middleware."""
-
-    def __init__(self, app: Any):
-        self.app = app
-
-    async def __call__(
-        self, scope: Any, receive: Any, send: Callable[..., Awaitable[None]]
-    ) -> None:
-        async def send_with_policy(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                headers = [
-                    *message.get("headers", []),
-                    (b"content-security-policy", POLICY.encode()),
-                ]
-                message = {**message, "headers": headers}
-            await send(message)
-
-        await self.app(scope, receive, send_with_policy)
+SIDE = 1024  # pixels of an uploaded picture
+MOST_WAITING = 100  # requests; who comes after them is told to come again
+SESSIONS = 64  # whose pictures are kept
 
 
 def receive(path: str) -> Image.Image:
@@ -68,7 +46,9 @@ def receive(path: str) -> Image.Image:
             data = stream.read(MAX_BYTES + 1)
     finally:
         file.unlink(missing_ok=True)
-    return decode(data)
+    image = decode(data)
+    image.thumbnail((SIDE, SIDE), Image.Resampling.BICUBIC)  # models see less, sessions keep it
+    return image
 
 
 def create_page(viewer: Viewer) -> Any:
@@ -109,9 +89,23 @@ def create_page(viewer: Viewer) -> Any:
         try:
             return _controls(gr, viewer, choice)
         except (ValueError, RuntimeError, OSError) as error:
-            raise gr.Error(str(error), duration=None) from None
+            told = html.escape(plain(str(error)))
+            raise gr.Error(told, duration=None, print_exception=False) from None
 
-    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+    class Page(gr.Blocks):
+        async def process_api(self, *args: Any, **options: Any) -> Any:
+            """As ever, but what a malformed call meets is a line in the log, no traceback."""
+            try:
+                return await super().process_api(*args, **options)
+            except gr.Error as error:
+                error.print_exception = False
+                raise
+            except Exception as error:
+                note(error)
+                told = "This request cannot be answered: please load the page again."
+                raise gr.Error(told, print_exception=False) from None
+
+    with Page(title=TITLE, analytics_enabled=False) as page:
         image = gr.State(EXAMPLES[start]())
         at, grid_size = gr.State(None), gr.State((1, 1))
         gr.Markdown(f"# {TITLE}\n{INTRODUCTION}")
@@ -130,23 +124,24 @@ def create_page(viewer: Viewer) -> Any:
                     file_types=[".png", ".jpg", ".jpeg", ".webp"], type="filepath", height=150,
                     elem_id="upload",
                 )  # fmt: skip
-            with gr.Column(scale=3, min_width=420):
                 choice = gr.Dropdown(viewer.choices, value=first, label="Checkpoint")
-                classes = gr.Label(label="Predicted classes", elem_id="classes")
+            with gr.Column(scale=3, min_width=420):
                 said = gr.Markdown(elem_id="words")
-                distance = gr.Slider(
-                    1, max(2, explainer.max_distance), step=1, label="R_max", info=ABOUT_DISTANCE,
-                    value=max(1, explainer.max_distance), interactive=explainer.max_distance > 1,
-                    elem_id="distance",
-                )  # fmt: skip
-                tau = gr.Slider(
-                    0, 0.5, step=0.001, label="τ", info=ABOUT_THRESHOLD,
-                    value=explainer.halt_threshold, interactive=explainer.max_distance > 0,
-                    elem_id="tau",
-                )  # fmt: skip
+                layers = gr.HTML(elem_id="layers", label="layers")
+                with gr.Row():
+                    distance = gr.Slider(
+                        1, max(2, explainer.max_distance), step=1, label="R_max",
+                        info=ABOUT_DISTANCE, value=max(1, explainer.max_distance),
+                        interactive=explainer.max_distance > 1, elem_id="distance",
+                    )  # fmt: skip
+                    tau = gr.Slider(
+                        0, 0.5, step=0.001, label="τ", info=ABOUT_THRESHOLD,
+                        value=explainer.halt_threshold, interactive=explainer.max_distance > 0,
+                        elem_id="tau",
+                    )  # fmt: skip
                 reset = gr.Button("Both sliders as trained", size="sm")
-        gr.Markdown(f"### Every layer, mean of its heads\n{ABOUT_LINEAR}")
-        layers = gr.HTML(elem_id="layers", label="layers")
+        gr.Markdown(ABOUT_LINEAR)
+        classes = gr.Label(label="Predicted classes", elem_id="classes")
         gr.Markdown("### One layer, head by head")
         layer = gr.Dropdown(
             _layers(viewer, first), value="layer 1", show_label=False, container=False, scale=0
@@ -224,6 +219,7 @@ def served(viewer: Viewer, port: int | None = None, *, browse: bool = False) -> 
     try:
         import gradio as gr
         from starlette.middleware import Middleware
+        from starlette.middleware.trustedhost import TrustedHostMiddleware
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
             "the page is made with gradio, which is not installed: "
@@ -232,10 +228,14 @@ def served(viewer: Viewer, port: int | None = None, *, browse: bool = False) -> 
         ) from None
 
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS  # gradio opens some, too
-    with kept_in_memory():
-        page = create_page(viewer)
+    with kept_in_memory() as folder, swept(folder):
+        page = create_page(viewer).queue(max_size=MOST_WAITING)
+        middleware = [
+            Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False),
+            Middleware(Guard, folder=folder),
+        ]
         _, address, _ = page.launch(
-            server_name=HOST,
+            server_name=HOSTS[0],
             server_port=port,
             share=False,
             inbrowser=browse,
@@ -247,11 +247,11 @@ def served(viewer: Viewer, port: int | None = None, *, browse: bool = False) -> 
             pwa=False,
             mcp_server=False,
             enable_monitoring=False,
-            state_session_capacity=16,  # each keeps a picture
+            state_session_capacity=SESSIONS,
             theme=gr.themes.Default(
                 font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
             ),
-            app_kwargs={"middleware": [Middleware(OnlyThisServer)]},
+            app_kwargs={"middleware": middleware},
         )
         try:
             yield address

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ripple_attention.modules import GridAttention, RippleAttention
 from ripple_lab.data.pictures import in_colour
 from ripple_lab.inspection.views import AS_TRAINED, LayerView, Settings, record_attention
+from ripple_lab.text import check_names
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class Explainer:
     ) -> "Explainer":
         """From a model of timm's kind; classes are numbered unless named."""
         from ripple_lab.data.augment import eval_transform
-        from ripple_lab.train.classifier import preprocessing
+        from ripple_lab.train.network import preprocessing
 
         config = preprocessing(model)
         statistics = {name: config[name] for name in ("mean", "std")}
@@ -121,7 +122,7 @@ class Explainer:
     @property
     def image_size(self) -> int:
         """The side in pixels of the images that the model is made for."""
-        from ripple_lab.train.classifier import preprocessing
+        from ripple_lab.train.network import preprocessing
 
         return preprocessing(self.model)["input_size"][-1]
 
@@ -154,6 +155,7 @@ class Explainer:
         """Explains a picture, or an image (3, height, width) as the transform prepares them."""
         prepared = image if isinstance(image, Tensor) else self.transform(in_colour(image))
         logits, views = self.record(prepared.unsqueeze(0), settings)
+        check_names(self.classes, logits.shape[-1], f"the list for {type(self.model).__name__}")
         probabilities, order = logits.softmax(-1)[0].sort(descending=True)
         pairs = zip(order.tolist(), probabilities.tolist(), strict=True)
         picture = (prepared.cpu() * self.std + self.mean).clamp(0, 1)

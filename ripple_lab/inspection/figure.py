@@ -18,6 +18,7 @@ from torch import Tensor
 from ripple_lab.inspection.explain import Explanation
 from ripple_lab.inspection.views import LayerView, shares
 from ripple_lab.plots import COLORS, check_suffix, plt, save
+from ripple_lab.text import plain
 
 TILE, GAP = 112, 8  # pixels of a tile's longer side, and between tiles
 SCREEN = (16, 10)  # inches of a whole explanation, which a screen shows at once
@@ -227,7 +228,8 @@ def draw_picture(ax: Any, explanation: Explanation, at: tuple[int, int]) -> None
 def draw_classes(ax: Any, explanation: Explanation, top: int = 5) -> None:
     """Draws the most likely classes as bars."""
     best = explanation.classes[:top][::-1]
-    bars = ax.barh([name[:28] for name, _ in best], [p for _, p in best], color="tab:blue")
+    names = [plain(name, 28).replace("$", r"\$") for name, _ in best]  # $ begins a formula
+    bars = ax.barh(names, [p for _, p in best], color="tab:blue")
     ax.bar_label(bars, [f"{p:.1%}" for _, p in best], padding=3, fontsize=8)
     ax.set(xlim=(0, 1.18), xticks=[], title="predicted classes")
     ax.spines[["top", "right", "bottom"]].set_visible(False)

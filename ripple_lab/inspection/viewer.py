@@ -1,7 +1,9 @@
 """What `ripple app` shows, without the browser: checkpoints, example pictures, and answers."""
 
 import base64
+import ctypes
 import html
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
@@ -13,6 +15,7 @@ from PIL import Image, ImageDraw
 from ripple_lab.inspection.explain import Explainer, Explanation
 from ripple_lab.inspection.figure import head_tiles, layer_tiles, png, tiles_figure
 from ripple_lab.inspection.views import AS_TRAINED, LayerView, Settings, shares
+from ripple_lab.text import markdown, plain
 from ripple_lab.train.checkpoint import EMBEDDED
 
 EMBEDDED_CHOICE = "embedded: the 100 classes of CIFAR-100"
@@ -115,14 +118,21 @@ class Viewer:
         layer = min(max(layer, 0), len(now.layers) - 1)
         figures = [layer_tiles(now, at), head_tiles(now, at, layer)]
         layers, heads = (png(tiles_figure(tiles, now, at)) for tiles in figures)
+        return_memory()
         return Answer(
             clickable(now, at),
-            dict(now.classes[:5]),
+            {plain(name): share for name, share in now.classes[:5]},
             words(now, trained, at),
             as_html(layers, f"ripples and attention of patch {at} in every layer"),
             as_html(heads, f"ripples and attention of patch {at} by the heads of a layer"),
             now.grid_size,
         )
+
+
+def return_memory() -> None:
+    """Gives the system what glibc would keep of an answer: a page lives long."""
+    if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def find_checkpoints(root: Path) -> list[Path]:
@@ -169,7 +179,9 @@ def patch_at(x: float, y: float, grid_size: tuple[int, int]) -> tuple[int, int]:
 def words(now: Explanation, trained: Explanation, at: tuple[int, int]) -> str:
     """What there is to see, in Markdown."""
     (name, probability), *_ = now.classes
-    lines = [f"Patch at **row {at[0]}, column {at[1]}**. Class: **{name}**, {probability:.1%}."]
+    lines = [
+        f"Patch at **row {at[0]}, column {at[1]}**. Class: **{markdown(name)}**, {probability:.1%}."
+    ]
     if now.ripples:
         halting = [
             f"layer {i + 1}: {_halting(view, at)}"
@@ -183,8 +195,9 @@ def words(now: Explanation, trained: Explanation, at: tuple[int, int]) -> str:
     if now is not trained:
         (before, likely), *_ = trained.classes
         lines.append(
-            f"As trained: {before}, {likely:.1%}. The sliders move **{moved(now, trained, at):.1%}"
-            "** of this patch's attention elsewhere, in the mean of layers and heads."
+            f"As trained: {markdown(before)}, {likely:.1%}. The sliders move "
+            f"**{moved(now, trained, at):.1%}** of this patch's attention elsewhere, in the mean "
+            "of layers and heads."
         )
     return "\n\n".join(lines)
 

@@ -6,7 +6,6 @@ builds the network of every recipe of the tables, without memory for its numbers
 `networks.csv`. Tables read that file, so that they need neither PyTorch nor timm.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from ripple_lab.files import write_csv
@@ -27,17 +26,12 @@ def count(recipe: Any) -> Row:
     from ripple_attention.models import count_parameters
     from ripple_attention.modules import LinearAttention
     from ripple_lab.bench.models import multiply_adds
-    from ripple_lab.train.classifier import create_model
-    from ripple_lab.train.detector import build_detector
 
     with torch.device("meta"):
         gflops = None
+        model = recipe.without_start().create_model()
         if recipe.task == "detection":
-            spec = replace(recipe.model, pretrained_backbone=False)
-            model: Any = build_detector(spec, recipe.data.num_classes)
             gflops = round(multiply_adds(model, (3, 800, 1066)) / 1e9, 3)
-        else:
-            model = create_model(recipe.model, recipe.data.num_classes)
     row = {"recipe": recipe.name, "millions": count_parameters(model) / 1e6, "gflops": gflops}
     row |= dict.fromkeys(("feature_map", "features", "scaling", "eps"))
     for layer in model.modules():

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.plugins import CheckpointIO
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
@@ -31,8 +30,8 @@ class CheckpointError(RuntimeError):
     """A checkpoint that cannot be read: which, why, and what to do."""
 
 
-class CheckpointFolders(CheckpointIO):
-    """Reads and writes Lightning's checkpoints as folders.
+class CheckpointFolders:
+    """Reads and writes Lightning's checkpoints as folders, as its `CheckpointIO` demands.
 
     `model.safetensors` and `ema.safetensors` hold the weights, with the recipe and the names of the
     classes in their metadata; `trainer.pt` holds the state of optimiser, schedule and loops. A

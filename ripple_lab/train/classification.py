@@ -67,6 +67,11 @@ class ClassificationRecipe(Recipe):
     def mixes(self) -> bool:
         return self.mixing.mixup > 0 or self.mixing.cutmix > 0
 
+    def create_model(self) -> Any:
+        from ripple_lab.train.network import create_model
+
+        return create_model(self.model, self.data.num_classes)
+
     def create_module(self) -> Any:
         from ripple_lab.train.classifier import Classifier
 

@@ -64,6 +64,26 @@ class DetectionRecipe(Recipe):
                 "again and again; leave it out"
             )
 
+    def create_model(self) -> Any:
+        from ripple_lab.detection.model import create_detector
+
+        spec = self.model
+        return create_detector(
+            spec.name,
+            num_classes=self.data.num_classes,
+            pretrained_backbone=spec.pretrained_backbone,
+            fixed_stages=spec.fixed_stages,
+            stages=spec.stages,
+            num_queries=spec.queries,
+            encoder_layers=spec.encoder_layers,
+            decoder_layers=spec.decoder_layers,
+            dim=spec.width,
+            num_heads=spec.heads,
+            feedforward_dim=spec.feedforward,
+            dropout=spec.dropout,
+            **spec.attention_options(),
+        )
+
     def create_module(self) -> Any:
         from ripple_lab.train.detector import DetectorTraining
 

@@ -10,32 +10,12 @@ from ripple_lab.detection.data import DetectionData
 from ripple_lab.detection.evaluation import CocoEvaluation, find_objects
 from ripple_lab.detection.loss import DetectionLoss, count_objects
 from ripple_lab.detection.matching import Outputs, Target
-from ripple_lab.detection.model import Detector, create_detector
-from ripple_lab.train.detection import DetectionRecipe, DetectorSpec
+from ripple_lab.train.detection import DetectionRecipe
 from ripple_lab.train.module import Metrics, TrainedModule, decay_groups
 
 SAID = ("logits", "boxes")
 PARTS = ("focal", "l1", "giou")
 Batch = tuple[list[Tensor], list[Target]]
-
-
-def build_detector(spec: DetectorSpec, num_classes: int) -> Detector:
-    """The network of a recipe, with fresh weights."""
-    return create_detector(
-        spec.name,
-        num_classes=num_classes,
-        pretrained_backbone=spec.pretrained_backbone,
-        fixed_stages=spec.fixed_stages,
-        stages=spec.stages,
-        num_queries=spec.queries,
-        encoder_layers=spec.encoder_layers,
-        decoder_layers=spec.decoder_layers,
-        dim=spec.width,
-        num_heads=spec.heads,
-        feedforward_dim=spec.feedforward,
-        dropout=spec.dropout,
-        **spec.attention_options(),
-    )
 
 
 class DetectorTraining(TrainedModule):
@@ -57,7 +37,7 @@ class DetectorTraining(TrainedModule):
     FIXED_SHAPES = False
 
     def __init__(self, recipe: DetectionRecipe):
-        super().__init__(recipe, build_detector(recipe.model, recipe.data.num_classes))
+        super().__init__(recipe, recipe.create_model())
         self.loss = DetectionLoss(recipe.loss)
         self.evaluations: dict[str, CocoEvaluation] = {}
 

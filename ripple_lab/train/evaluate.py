@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from PIL import Image, UnidentifiedImageError
@@ -14,10 +15,13 @@ from ripple_lab.data.pictures import PictureError, open_picture
 from ripple_lab.detection.evaluation import find_objects
 from ripple_lab.detection.items import make_target
 from ripple_lab.detection.transforms import evaluation_transform
+from ripple_lab.text import check_names
 from ripple_lab.train.checkpoint import CheckpointError, read_description, read_weights
-from ripple_lab.train.classifier import preprocessing
-from ripple_lab.train.module import Metrics
+from ripple_lab.train.network import preprocessing
 from ripple_lab.train.recipe import Recipe
+
+if TYPE_CHECKING:
+    from ripple_lab.train.module import Metrics
 
 
 @dataclass(frozen=True)
@@ -33,7 +37,7 @@ class Evaluation:
 
     images: int
     damaged: int
-    metrics: Metrics
+    metrics: "Metrics"
     shown: dict[str, str]
 
 
@@ -79,10 +83,9 @@ class Trained:
 
     def __init__(self, path: Path, device: str = "cpu"):
         self.recipe, self.classes = read_description(path)
+        check_names(self.classes, self.recipe.data.num_classes, str(path))
         self.device = device
-        hardware = replace(self.recipe.hardware, compile=False)  # a few pictures would not pay
-        recipe = replace(self.recipe.without_start(), hardware=hardware, ema_decay=None)
-        self.model: torch.nn.Module = recipe.create_module().model
+        self.model: torch.nn.Module = self.recipe.without_start().create_model()
         load(self.model, read_weights(path)[0], path)
         self.model.to(device).eval()
 

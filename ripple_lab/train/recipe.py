@@ -140,6 +140,10 @@ class Recipe:
         """Whether the images of a batch are mixed, in pairs."""
         return False
 
+    def create_model(self) -> Any:
+        """Its network alone, with fresh weights."""
+        raise NotImplementedError
+
     def create_module(self) -> Any:
         """What Lightning trains: a `TrainedModule` with fresh weights."""
         raise NotImplementedError

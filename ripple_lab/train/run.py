@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning.pytorch as pl
+from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +40,10 @@ from ripple_lab.train.recorder import (
 )
 from ripple_lab.train.results import read_result
 from ripple_lab.train.ripples import RippleProfiles, has_ripples
+
+
+class LightningCheckpoints(CheckpointFolders, CheckpointIO):
+    """The folders, as a plugin."""
 
 
 def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) -> dict[str, Any]:
@@ -139,7 +144,7 @@ def _trainer(recipe: Recipe, callbacks: list[pl.Callback], strategy: str) -> pl.
         check_val_every_n_epoch=recipe.validate_every,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,
-        plugins=[CheckpointFolders()],
+        plugins=[LightningCheckpoints()],
         callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,

@@ -1,9 +1,11 @@
 """`ripple app`: what it takes, what it answers, and the page itself in a real browser."""
 
+import http.client
 import os
 import re
 import shutil
 import struct
+import time
 import urllib.request
 import zlib
 from io import BytesIO
@@ -16,6 +18,7 @@ from small_run import write_small_run
 
 from ripple_lab.data.digits import load_digits_images
 from ripple_lab.inspection import app, uploads
+from ripple_lab.inspection.guard import sweep
 from ripple_lab.inspection.uploads import UploadError, decode
 from ripple_lab.inspection.viewer import (
     EMBEDDED_CHOICE,
@@ -226,6 +229,50 @@ def address(viewer):
         yield address
 
 
+@pytest.mark.parametrize(
+    ("path", "headers", "body", "status"),
+    [
+        ("", {"Host": "evil.example"}, None, 400),
+        ("", {"Host": "127.0.0.1.evil.example:7860"}, None, 400),
+        ("", {"Origin": "http://evil.example"}, None, 403),
+        ("", {"Origin": "null"}, None, 403),
+        ("/gradio_api/upload", {"Content-Length": str(11 * 2**20)}, b"", 413),
+        ("/gradio_api/queue/join", {"Content-Length": str(2**17)}, b"", 413),
+        ("/gradio_api/queue/join", {"Transfer-Encoding": "chunked"}, b"0\r\n\r\n", 411),
+        ("", {"Host": "localhost"}, None, 200),
+    ],
+)
+def test_requests_that_are_not_for_the_page_are_refused(address, path, headers, body, status):
+    place = urlsplit(address)
+    connection = http.client.HTTPConnection(place.hostname, place.port, timeout=30)
+    connection.putrequest("GET" if body is None else "POST", path or "/", skip_host=True)
+    for name, value in ({"Host": place.netloc} | headers).items():
+        connection.putheader(name, value)
+    connection.endheaders(body)
+    assert connection.getresponse().status == status
+    connection.close()
+
+
+def test_uploads_that_nobody_looks_at_go_away(tmp_path):
+    now = time.time()
+    for age in range(6):
+        file = tmp_path / f"{age}" / "upload.png"
+        file.parent.mkdir()
+        file.write_bytes(bytes(100))
+        os.utime(file, (now - 100 * age, now - 100 * age))
+    left = lambda: sorted(path.parent.name for path in tmp_path.rglob("*.png"))
+    sweep(tmp_path, most=400, seconds=1e4)
+    assert left() == ["0", "1", "2", "3"]
+    sweep(tmp_path, most=400, seconds=150)
+    assert left() == ["0", "1"]
+
+
+def test_a_session_keeps_a_picture_of_modest_size(tmp_path):
+    file = tmp_path / "upload.png"
+    file.write_bytes(encoded("PNG", (5000, 4000)))
+    assert app.receive(str(file)).size == (1024, 819)
+
+
 def test_the_page_names_no_other_server(address):
     assert urlsplit(address).hostname == "127.0.0.1"
     with urllib.request.urlopen(address, timeout=30) as answer:
@@ -257,7 +304,7 @@ def test_the_page_in_a_browser(address, browser, tmp_path):
     """
     from playwright.sync_api import expect
 
-    page = browser.new_page(viewport={"width": 1300, "height": 1000})
+    page = browser.new_page(viewport={"width": 1280, "height": 1000})
     asked, troubles = [], []
     page.on("request", lambda request: asked.append(request.url))
     page.on("pageerror", lambda error: troubles.append(str(error)))
@@ -277,6 +324,8 @@ def test_the_page_in_a_browser(address, browser, tmp_path):
     words.get_by_text("row 0, column 3").wait_for()
     after = maps.get_attribute("src"), page.locator("#heads img").get_attribute("src")
     assert before[0] != after[0] and before[1] != after[1]
+    seen = maps.bounding_box()  # without scrolling
+    assert seen["y"] >= 0 and seen["y"] + seen["height"] <= 1000
 
     page.locator("#picture img").evaluate(  # faster than it answers: the last counts
         """(image, points) => points.forEach(([clientX, clientY]) =>
@@ -313,3 +362,17 @@ def test_the_page_in_a_browser(address, browser, tmp_path):
     assert {urlsplit(url).hostname for url in outside} == {"127.0.0.1"}
     assert troubles == []
     page.close()
+
+
+def test_names_in_the_page_are_text(browser, tmp_path):
+    name = "<img src=x onerror='window.harmed=1'> **bold** $$x$$ <b id=harm>"
+    run = write_small_run(tmp_path / "run", classes=tuple(f"{i} {name}" for i in range(10)))
+    with app.served(Viewer(run)) as address:
+        page = browser.new_page()
+        page.goto(address)
+        page.locator("#layers img").wait_for(timeout=60_000)
+        assert name in page.locator("#words").inner_text()
+        assert name in page.locator("#classes").inner_text()
+        assert page.locator("#harm, #words img, #classes img").count() == 0
+        assert page.evaluate("window.harmed") is None
+        page.close()

@@ -32,8 +32,8 @@ from ripple_lab.train.checkpoint import (
     read_weights,
     write_weights,
 )
-from ripple_lab.train.classifier import preprocessing
 from ripple_lab.train.evaluate import Predictor, evaluate
+from ripple_lab.train.network import preprocessing
 from ripple_lab.train.recipe import differences
 
 PNG = b"\x89PNG"

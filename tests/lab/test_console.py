@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from PIL import Image
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -273,6 +274,33 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
         preexec_fn=heed_interrupts,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "Stopped.\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "unwanted"),
+    [
+        (["--version"], ["torch", "numpy"]),
+        (["--help"], ["torch", "numpy"]),
+        (["bench", "--help"], ["torch", "numpy"]),
+        (["train", "digitz"], ["torch", "numpy"]),
+        (["train", "--list"], ["torch", "numpy"]),
+        (["predict", "PICTURE"], ["lightning", "torchmetrics", "sklearn", "matplotlib"]),
+    ],
+    ids=lambda words: " ".join(words),
+)
+def test_a_command_imports_no_more_than_it_needs(words, unwanted, tmp_path):
+    picture = tmp_path / "picture.png"
+    Image.new("RGB", (32, 32)).save(picture)
+    words = [str(picture) if word == "PICTURE" else word for word in words]
+    code = f"""
+import sys, atexit
+sys.argv = ["ripple", *{words}]
+atexit.register(lambda: print("IMPORTED", [name for name in {unwanted} if name in sys.modules]))
+import ripple_lab.start
+ripple_lab.start.main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert "IMPORTED []" in done.stdout, done.stdout + done.stderr
 
 
 def test_an_interrupted_file_is_not_there(tmp_path):

@@ -12,8 +12,8 @@ from ripple_lab import paper
 from ripple_lab.commands import train as commands
 from ripple_lab.recipes import all_recipes, find_recipe
 from ripple_lab.train.classification import ModelSpec
-from ripple_lab.train.classifier import create_model
 from ripple_lab.train.module import TrainedModule
+from ripple_lab.train.network import create_model
 from ripple_lab.train.recipe import Recipe, differences
 from ripple_lab.train.run import train
 

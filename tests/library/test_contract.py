@@ -1,6 +1,7 @@
 """What the operator promises around its numbers: refusals, types, compilation and export."""
 
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ BAD = {
     "eps that is not a number": (lambda x: {"eps": float("nan")}, "finite number ≥ 0; got eps=nan"),
     "infinite eps": (lambda x: {"eps": float("inf")}, "finite number ≥ 0; got eps=inf"),
     "a tensor as eps": (lambda x: {"eps": torch.ones(1)}, "finite number ≥ 0; got eps=tensor"),
-    "arrays": (lambda x: {"q": x["q"].numpy()}, "must be tensors; got .*from_numpy"),
+    "arrays": (lambda x: {"q": x["q"].numpy()}, "must be a dense tensor; got .*from_numpy"),
     "a list as mask": (lambda x: {"key_padding_mask": [True]}, "must be a bool tensor"),
     "another device": (lambda x: {"q": x["q"].to("meta")}, "on one device; got"),
 }  # fmt: skip
@@ -119,6 +120,19 @@ def test_auto_runs_what_explain_says(good, capsys):
     assert f"{told:13} runs: " in capsys.readouterr().out
     run = lambda name: ripple_attention(q, k, v, weights, partition=PARTITION, implementation=name)
     assert torch.equal(run("auto"), run(told))
+
+
+def test_the_log_says_what_ran(good, caplog):
+    q, k, v, weights, _ = good.values()
+    with caplog.at_level("DEBUG", "ripple_attention"):
+        ripple_attention(q, k, v, weights, partition=PARTITION)
+    assert caplog.messages[0].startswith("tiled: Problem(")
+
+
+def test_algorithms_import_nothing_that_chooses_among_them():
+    files = list((Path(dispatch.__file__).parent / "ops").rglob("*.py"))
+    above = re.compile(r"ripple_attention(\.(functional|dispatch|modules)\b| import )")
+    assert files and not [path for path in files if above.search(path.read_text())]
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])

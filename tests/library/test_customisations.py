@@ -138,6 +138,13 @@ def shards(layer):
         fully_shard(layer.get_submodule(name))
 
 
+def shards_parts(layer):
+    from torch.distributed.fsdp import fully_shard
+
+    for name in ("feature_map", "spatial_weights"):
+        fully_shard(layer.get_submodule(name))
+
+
 def shards_it_all(layer):
     from torch.distributed.fsdp import fully_shard
 
@@ -168,9 +175,11 @@ LOUD = {  # what changes the function
 QUIET = {  # what leaves it alone, and changes gradients perhaps
     "deepcopy": copy.deepcopy,
     "sharded projections": shards,
+    "sharded map and weights": shards_parts,
     "a sharded layer": shards_it_all,
     **{
-        f"backward hook of {name or 'layer'}": hooks("full_backward_hook", name, steeper)
+        f"backward {kind} of {name or 'layer'}": hooks(f"full_backward_{kind}", name, steeper)
+        for kind in ("hook", "pre_hook")
         for name in PARTS
     },
 }

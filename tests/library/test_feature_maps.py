@@ -216,9 +216,9 @@ def test_bad_arguments_are_refused():
         create_feature_map("rfa", 32, num_features=3)
     with pytest.raises(ValueError, match="keeps the width"):
         create_feature_map("elu", 32, num_features=16)
-    with pytest.raises(ValueError, match="at least one channel"):
+    with pytest.raises(ValueError, match="must be a whole number ≥ 1; got"):
         create_feature_map("learned", 0)
-    with pytest.raises(ValueError, match="at least one channel"):
+    with pytest.raises(ValueError, match="must be a whole number ≥ 1; got"):
         create_feature_map("learned", 32, num_features=0)
     with pytest.raises(ValueError, match="only option of a feature map is scaling; got width"):
         create_feature_map("learned", 32, width=3)

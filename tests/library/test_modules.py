@@ -82,6 +82,13 @@ def test_values_may_come_from_elsewhere(kind, x):
 
 
 @pytest.mark.parametrize("kind", LAYERS)
+def test_autocast_takes_values_of_another_type(kind, x):
+    layer, x = make(kind).float(), x.float()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert relative_error(layer(x, x.bfloat16()), layer(x)) < 0.01
+
+
+@pytest.mark.parametrize("kind", LAYERS)
 def test_masked_tokens_do_not_matter(kind, x):
     assert_padding_is_ignored(make(kind), x)
 
@@ -250,7 +257,7 @@ def test_bad_input_is_refused(x):
         layer(x[..., :12])
     with pytest.raises(ValueError, match="dtype of RippleAttention's weights.*bfloat16.*float64"):
         layer(x.bfloat16())
-    without = pytest.raises(ValueError, match="with RippleAttention layers; Linear has none")
+    without = pytest.raises(ValueError, match="with RippleAttention layers; got Linear, which")
     with without, record_spatial_weights(torch.nn.Linear(2, 2)):
         pass
     with pytest.raises(ValueError, match="value.shape="):
@@ -274,7 +281,7 @@ def test_bad_input_is_refused(x):
             kind(24, num_heads=2, eps=-1.0)
     with pytest.raises(ValueError, match="or a Partition; got"):
         RippleAttention(24, num_heads=2, partition=[0, 1])
-    with pytest.raises(ValueError, match="whole numbers"):
+    with pytest.raises(ValueError, match="must be a whole number ≥ 1; got num_heads=2.0"):
         RippleAttention(24, num_heads=2.0)
     for grid_size in (35, (-5, -7), (5, 7, 1)):
         with pytest.raises(ValueError, match="H·W = L"):

@@ -2,13 +2,16 @@
 
 import importlib
 import re
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
+from pathlib import Path
 from threading import Barrier
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from inputs import gradient_layouts, gradients, make_inputs, make_mask, relative_error
 from kernels import (
@@ -27,6 +30,7 @@ from ripple_attention import (
     chebyshev,
     dispatch,
     logarithmic,
+    modules,
 )
 from ripple_attention.dispatch import Problem
 
@@ -317,6 +321,28 @@ def test_a_layer_compiles_without_a_graph_break():
     ours = torch.autograd.grad(got.square().sum(), parameters)
     reference = torch.autograd.grad(expected.square().sum(), parameters)
     assert all(relative_error(a, b) < 1e-5 for a, b in zip(ours, reference, strict=True))
+
+
+@pytest.mark.parametrize("implementation", ["auto", "naive", "tiled_triton"])
+@interpreted
+def test_few_functions_stand_before_the_first_operator_of_a_layer(implementation):
+    layer = RippleAttention(16, num_heads=2, max_distance=2, implementation=implementation)
+    x, home = torch.randn(1, 4, 5, 16), str(Path(modules.__file__).parent)
+    layer(x)
+    before, operators = [], []
+
+    def note(frame, event, called):
+        if event == "call" and not operators and frame.f_code.co_filename.startswith(home):
+            before.append(frame.f_code.co_name)
+        elif event == "c_call" and called is F.linear:
+            operators.append(called)
+
+    sys.setprofile(note)
+    try:
+        layer(x)
+    finally:
+        sys.setprofile(None)
+    assert operators and len(before) <= 12, before
 
 
 @interpreted

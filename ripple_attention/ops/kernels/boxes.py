@@ -114,7 +114,9 @@ def _times_mean(query, average, inside):
 
 
 @triton.jit
-def _corner(table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr):
+def _table_corner(
+    table, image, row, column, inside, H, W, M, E1, PM: tl.constexpr, PE: tl.constexpr
+):
     """The table at a corner for each query: (QUERIES, PM, PE)."""
     cell = (image * (H + 1) + row) * (W + 1) + column  # (QUERIES,)
     m, e = tl.arange(0, PM)[None, :, None], tl.arange(0, PE)[None, None, :]
@@ -129,10 +131,10 @@ def _box(
     """Deviations summed over the clipped box of each query, (QUERIES, PM, PE), and its cells."""
     top, bottom = tl.maximum(row - radius, 0), tl.minimum(row + radius + 1, H)
     left, right = tl.maximum(column - radius, 0), tl.minimum(column + radius + 1, W)
-    near = _corner(table, image, bottom, right, inside, H, W, M, E1, PM, PE)
-    near -= _corner(table, image, top, right, inside, H, W, M, E1, PM, PE)
-    far = _corner(table, image, bottom, left, inside, H, W, M, E1, PM, PE)
-    far -= _corner(table, image, top, left, inside, H, W, M, E1, PM, PE)
+    near = _table_corner(table, image, bottom, right, inside, H, W, M, E1, PM, PE)
+    near -= _table_corner(table, image, top, right, inside, H, W, M, E1, PM, PE)
+    far = _table_corner(table, image, bottom, left, inside, H, W, M, E1, PM, PE)
+    far -= _table_corner(table, image, top, left, inside, H, W, M, E1, PM, PE)
     return near - far, ((bottom - top) * (right - left)).to(tl.float32)
 
 
@@ -169,7 +171,10 @@ def _forward(
     sums += rest[:, None] * (whole - inner)
     magnitude += tl.abs(rest) * (per_box + H * W * per_cell)
     below = tl.sum(tl.where(ones, sums, 0.0), 1) + eps
-    below = tl.where(tl.abs(below) <= rounding * magnitude, 0.0, below)
+    bound = rounding * magnitude
+    below = tl.where(tl.abs(below) <= bound, 0.0, below)
+    # Sums that have overflowed: see `flush_cancellation` and `safe_divide`.
+    below = tl.where((bound < float("inf")) & (tl.abs(below) < float("inf")), below, float("nan"))
     quotient = tl.div_rn(sums, tl.where(below == 0, 1.0, below)[:, None])
     quotient = tl.where((below == 0)[:, None], 0.0, quotient)
     mask = inside[:, None] & (value < E1 - 1)[None, :]

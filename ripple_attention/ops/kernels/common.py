@@ -162,6 +162,7 @@ def _quotient(numerator, denominator, dtype: tl.constexpr):
     """
     empty = tl.abs(denominator) < SMALLEST
     denominator = tl.where(empty, 1.0, denominator)
+    denominator = tl.where(tl.abs(denominator) < float("inf"), denominator, float("nan"))
     if dtype == tl.float32:
         return tl.where(empty, 0.0, tl.div_rn(numerator, denominator))
     else:
@@ -182,7 +183,8 @@ def _rounded(x, DTYPE: tl.constexpr):
     """
     x = x.to(tl.bfloat16 if tl.bfloat16 == DTYPE else tl.float32)
     if tl.float16 == DTYPE:  # to the nearest number of tf32: the cores would drop the last bits
-        x = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+        near = ((x.to(tl.int32, bitcast=True) + 4096) & -8192).to(tl.float32, bitcast=True)
+        x = tl.where(x == x, near, x)  # a GPU's NaN has all bits set, and would turn into −0
     return x
 
 

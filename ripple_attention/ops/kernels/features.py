@@ -157,7 +157,7 @@ def _activated(z, M: tl.constexpr, ACTIVATION: tl.constexpr):
 def _through_activation(upstream, z, M: tl.constexpr, ACTIVATION: tl.constexpr):
     """∂z from ∂φ; of a ReLU, z may be φ itself."""
     if ACTIVATION == "relu":
-        gradient = tl.where(z > 0, upstream, 0.0)
+        gradient = tl.where(z <= 0, 0.0, upstream)  # NaN keeps its gradient, as in PyTorch
     elif ACTIVATION == "elu":
         gradient = upstream * tl.exp(tl.minimum(z, 0.0))
     else:

@@ -89,7 +89,9 @@ def _break_stick(logit, threshold, G: tl.constexpr, HARDWARE: tl.constexpr):
 
 @triton.jit
 def _logits(value, vectors, constants, DTYPE: tl.constexpr, PRECISION: tl.constexpr):
-    return _multiply(_rounded(value, DTYPE), vectors, 3, True, PRECISION) + constants[None, :]
+    """o; NaN where it is infinite: P v is so, then, and mostly adds up ∞ − ∞."""
+    logit = _multiply(_rounded(value, DTYPE), vectors, 3, True, PRECISION) + constants[None, :]
+    return tl.where(tl.abs(logit) < float("inf"), logit, float("nan"))
 
 
 @triton.jit

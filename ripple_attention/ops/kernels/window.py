@@ -181,8 +181,10 @@ def forward_kernel(
         far = rest * tl.sum(far, 1)
         result += far
         rounding = ROUNDING * (tl.abs(total) + tl.abs(far))
-        result = tl.where(tl.abs(result) <= rounding, 0.0, result)
-        blind = tl.abs(total + far) <= rounding  # sees nothing: the numerator is rounding, too
+        known = rounding < float("inf")  # else a sum has overflowed, and is no rounding
+        result = tl.where(known & (tl.abs(result) <= rounding), 0.0, result)
+        # Sees nothing: the numerator is rounding, too.
+        blind = known & (tl.abs(total + far) <= rounding)
     numerator = tl.where(blind[:, None], 0.0, _quotient(numerator, result[:, None], query.dtype))
     corner = _token(b, n, top, left, H, W, N, WIDE)
     token = _token_offsets(row, column, W, N, WIDE)
