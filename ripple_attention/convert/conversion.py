@@ -1,0 +1,294 @@
+"""Converts a model, block by block, says what became of each, and takes it back."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from ripple_attention.convert.adapter import (
+    ADAPTERS,
+    Adapter,
+    Grid,
+    Heads,
+    adapter_of,
+    full_name,
+    known_attentions,
+)
+from ripple_attention.heads import RippleHeads
+from ripple_attention.partition import Partition
+
+Choice = Literal["global", "all"] | Sequence[int] | Callable[[str, nn.Module], bool]
+
+
+@dataclass(frozen=True)
+class Block:
+    """What became of one attention.
+
+    Attributes:
+        index: Its number among the attentions of the model; None for one of an unknown class.
+        name: Of the module.
+        converted: Whether it holds ripples now.
+        kept: The parameters that it kept.
+        new: The parameters that ripples brought.
+        why: Why it was left, if it was.
+    """
+
+    index: int | None
+    name: str
+    converted: bool
+    kept: tuple[str, ...] = ()
+    new: tuple[str, ...] = ()
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a conversion did; printed, it is a table.
+
+    Attributes:
+        blocks: Every attention of the model.
+        config: Makes the same conversion again: `convert(fresh_model, **report.config)`. Plain
+            numbers, texts and lists, as JSON has them.
+    """
+
+    blocks: tuple[Block, ...]
+    config: dict[str, Any]
+
+    def __str__(self) -> str:
+        rows = [("block", "attention", "now", "kept", "new", "why")]
+        for block in self.blocks:
+            now = "ripples" if block.converted else "as it was"
+            number = "–" if block.index is None else str(block.index)
+            kept, new = (", ".join(names) for names in (block.kept, block.new))
+            rows.append((number, block.name, now, kept, new, block.why))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        )
+
+
+@dataclass(frozen=True)
+class Found:
+    """An attention that is known, and the modules it lies in, from the nearest to the model."""
+
+    index: int
+    name: str
+    attention: nn.Module
+    owners: tuple[nn.Module, ...]
+    adapter: type[Adapter]
+    heads: Heads
+
+
+def convert(
+    model: nn.Module,
+    blocks: Choice = "global",
+    *,
+    near: Literal["features", "softmax"] = "softmax",
+    max_distance: int = 4,
+    partition: str | Partition | Sequence[int] = "chebyshev",
+    patches: str | None = None,
+    **options: Any,
+) -> Report:
+    """Puts ripples in the place of softmax, in a model of timm, transformers or torchvision.
+
+    The model is changed in place. Its weights stay the same parameters under the same names; what
+    is new has the name `….ripple.…`. Where one block cannot be converted, none is.
+
+    Args:
+        model: With pretrained weights, or without.
+        blocks: "global" converts every block that attends over the whole image, "all" demands
+            that each block does; else numbers of blocks, or a function of name and attention.
+        near: What weighs tokens inside of the last ring, see `RippleHeads`. "softmax" keeps most
+            of what a pretrained model knows.
+        max_distance: How far rings reach, in tokens.
+        partition: A name, a `Partition`, or its radii.
+        patches: The name of the module whose output (B, C, H, W) tells the grid of an image; found
+            by itself where one convolution makes the patches.
+        options: Further arguments of `RippleHeads`: weights, near_distance, feature_map, ….
+
+    Raises:
+        ValueError: The model has no attention that is known, or a chosen block computes something
+            that ripples cannot keep. The message names it.
+    """
+    known, unknown = find_attentions(model)
+    if any(converted(model)):
+        raise ValueError("the model holds ripples already: revert(model) first")
+    chosen = choose(known, unknown, blocks)
+    if not isinstance(partition, str | Partition):
+        partition = Partition(partition)
+    settings = {"near": near, "max_distance": max_distance, **options}
+    config = {
+        "blocks": [one.index for one in chosen],
+        **settings,
+        "partition": partition if isinstance(partition, str) else list(partition.radii),
+        **({"patches": patches} if patches else {}),
+    }
+    settings["partition"] = partition
+    made = [(one, make_ripple(one, settings), grid_source(one, model, patches)) for one in chosen]
+    grids: dict[nn.Module, Grid] = {}
+    new: dict[str, tuple[str, ...]] = {}
+    for one, ripple, source in made:
+        new[one.name] = tuple(f"ripple.{name}" for name, _ in ripple.named_parameters())
+        grid = Grid()
+        if source is not None:
+            grid = grids.setdefault(source, grid)
+        one.adapter.attach(one.attention, ripple, grid)
+    for source, grid in grids.items():
+        source.register_forward_hook(grid)
+    saved: Any = getattr(model, "config", None)
+    if hasattr(saved, "save_pretrained"):
+        saved.ripples = config
+    blocks_now = [describe(one, new.get(one.name)) for one in known]
+    blocks_now += [
+        Block(None, name, False, why=f"{type(module).__name__} is not known")
+        for name, module in unknown.items()
+    ]
+    return Report(tuple(blocks_now), config)
+
+
+def revert(model: nn.Module) -> tuple[str, ...]:
+    """Gives a model its softmax back, with the weights it has now; returns names of blocks."""
+    names = []
+    for name, attention in list(converted(model)):
+        kind = type(attention)
+        adapter = kind if issubclass(kind, Adapter) else ADAPTERS[full_name(kind)]
+        adapter.detach(attention)
+        names.append(name)
+    for module in model.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(hook, Grid):
+                del module._forward_hooks[key]
+    saved: Any = getattr(model, "config", None)
+    if hasattr(saved, "ripples"):
+        del saved.ripples
+    return tuple(names)
+
+
+def converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """The attentions of a model that hold ripples, by name."""
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "ripple", None), RippleHeads):
+            yield name, module
+
+
+def find_attentions(model: nn.Module) -> tuple[list[Found], dict[str, nn.Module]]:
+    """The attentions of a model that are known, and by name others that are called so."""
+    known_attentions()
+    modules = dict(model.named_modules())
+    known: list[Found] = []
+    unknown: dict[str, nn.Module] = {}
+    inside: tuple[str, ...] = ()
+    for name, module in modules.items():
+        adapter = adapter_of(module)
+        if not name or name.startswith(inside) or not (adapter or looks_like_attention(module)):
+            continue
+        inside += (f"{name}.",)
+        if adapter is None:
+            unknown[name] = module
+            continue
+        parts = name.split(".")
+        owners = tuple(modules[".".join(parts[:end])] for end in reversed(range(len(parts))))
+        heads = adapter.heads(module, owners)
+        known.append(Found(len(known), name, module, owners, adapter, heads))
+    return known, unknown
+
+
+def looks_like_attention(module: nn.Module) -> bool:
+    """Whether a module of an unknown class is called an attention, and projects by itself."""
+    called = any("attention" in kind.__name__.lower() for kind in type(module).__mro__)
+    return called and any(isinstance(child, nn.Linear) for child in module.children())
+
+
+def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) -> list[Found]:
+    """The attentions that were asked for; refuses those that ripples cannot keep."""
+    if not known:
+        others = ", ".join(sorted({full_name(type(module)) for module in unknown.values()}))
+        raise ValueError(
+            f"convert knows no attention of this model{others and f' (it has {others})'}. It knows "
+            f"{', '.join(known_attentions())}. For another, write an Adapter: see "
+            "ripple_attention.convert.adapts"
+        )
+    if callable(blocks):
+        chosen = [one for one in known if blocks(one.name, one.attention)]
+    elif blocks == "global":
+        chosen = [one for one in known if not one.heads.leave]
+    elif blocks == "all":
+        chosen = known
+    else:
+        wanted = {*blocks}
+        if not wanted <= {*range(len(known))}:
+            raise ValueError(
+                'blocks is "global", "all", numbers of blocks or a function of name and module; '
+                f"got {blocks!r} for a model of {len(known)} blocks, numbered from 0"
+            )
+        chosen = [one for one in known if one.index in wanted]
+    if not chosen:
+        raise ValueError(f"no block was chosen; got {blocks=} for a model of {len(known)} blocks")
+    for one in chosen:
+        reason = one.heads.refuse or one.heads.leave or unused(one)
+        if reason:
+            raise ValueError(
+                f"ripples cannot stand for block {one.index} ({one.name}): {reason}. Leave it out: "
+                "blocks=[…] takes the numbers of the others"
+            )
+    return chosen
+
+
+def unused(one: Found) -> str:
+    """Weights of an attention that its adapter knows nothing of."""
+    if one.adapter.uses is None:
+        return ""
+    names = {name.split(".")[0] for name, _ in one.attention.named_parameters()}
+    extra = sorted(names - one.adapter.uses)
+    return f"its weights {', '.join(extra)} would go unused" if extra else ""
+
+
+def make_ripple(one: Found, settings: dict[str, Any]) -> RippleHeads:
+    """New ripples for an attention, where its weights are."""
+    weight = next(p for p in one.attention.parameters() if p.is_floating_point())
+    heads = one.heads
+    ripple = RippleHeads(
+        heads.head_dim,
+        heads.num_heads,
+        scale=heads.scale,
+        num_prefix_tokens=heads.num_prefix_tokens,
+        device=weight.device,
+        dtype=weight.dtype,
+        **settings,
+    )
+    return ripple.train(one.attention.training)
+
+
+def grid_source(one: Found, model: nn.Module, patches: str | None) -> nn.Module | None:
+    """The module whose output has the grid of an image; None where the attention's input has it.
+
+    Unless named, it is the one convolution nearest above that steps as far as it sees.
+    """
+    if not one.adapter.needs_grid:
+        return None
+    if patches:
+        return model.get_submodule(patches)
+    found: list[nn.Module] = []
+    for owner in one.owners:
+        for module in owner.modules():
+            if isinstance(module, nn.Conv2d) and module.stride != (1, 1):
+                found += [module] if module.kernel_size == module.stride else []
+        if found:
+            break
+    if len(found) == 1:
+        return found[0]
+    raise ValueError(
+        f"the grid of {one.name} is read from the convolution that makes patches, and there "
+        f"{'are several' if found else 'is none'}: name the module whose output is (B, C, H, W), "
+        "convert(…, patches='patch_embed.proj')"
+    )
+
+
+def describe(one: Found, new: tuple[str, ...] | None) -> Block:
+    if new is None:
+        why = one.heads.leave or one.heads.refuse or "not chosen"
+        return Block(one.index, one.name, False, why=why)
+    kept = (name for name, _ in one.attention.named_parameters() if name not in new)
+    return Block(one.index, one.name, True, tuple(kept), new)
