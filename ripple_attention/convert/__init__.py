@@ -9,12 +9,13 @@
 under the same names; only what mixes the tokens is new.
 """
 
-from ripple_attention.convert.adapter import Adapter, Heads, adapts, known_attentions
+from ripple_attention.convert.adapter import Adapter, Grid, Heads, adapts, known_attentions
 from ripple_attention.convert.conversion import Block, Report, convert, converted, revert
 
 __all__ = [
     "Adapter",
     "Block",
+    "Grid",
     "Heads",
     "Report",
     "adapts",

@@ -258,6 +258,9 @@ def make_ripple(one: Found, settings: dict[str, Any]) -> RippleHeads:
         dtype=weight.dtype,
         **settings,
     )
+    embedding = getattr(ripple.spatial_weights, "embedding", None)
+    if embedding is not None:  # uniform at the start: distance counted nothing to softmax
+        nn.init.zeros_(embedding)
     return ripple.train(one.attention.training)
 
 

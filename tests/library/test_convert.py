@@ -13,7 +13,7 @@ from torch import nn
 from processes import in_two_ranks
 from ripple_attention.convert import Adapter, Heads, adapts, convert, converted, revert
 
-EVERYWHERE = 16  # a window of this reach covers every grid of these tests
+EVERYWHERE = 24  # a window of this reach covers every grid of these tests
 
 
 def timm_model(name, **options):
@@ -341,6 +341,9 @@ def test_a_deep_copy_has_a_grid_of_its_own():
 def test_every_new_parameter_learns():
     model = made("timm DINOv3").train()
     report = convert(model, max_distance=2)
+    for _, attention in converted(model):  # they start at 0, where the ones behind learn nothing
+        nn.init.normal_(attention.ripple.spatial_weights.embedding)
+        nn.init.normal_(attention.ripple.far_scale.weight)
     features(model, photos(WIDE)).square().sum().backward()
     for block in report.blocks:
         attention = model.get_submodule(block.name)

@@ -1,0 +1,89 @@
+"""What a teacher's blocks are given, what they make of it, and how far others are off."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ripple_attention.convert import Grid, converted
+
+Batch = Tensor | dict[str, Tensor]
+
+
+@dataclass
+class Lesson:
+    """One call of a teacher's attention."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Tensor
+
+
+def run(model: nn.Module, batch: Batch) -> Any:
+    """A model on images (B, 3, H, W), or on what it takes by name."""
+    return model(**batch) if isinstance(batch, dict) else model(batch)
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    if isinstance(batch, dict):
+        return {name: x.to(device, non_blocking=True) for name, x in batch.items()}
+    return batch.to(device, non_blocking=True)
+
+
+def first_tensor(output: Any) -> Tensor:
+    """An attention's output without the probabilities that some libraries add."""
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@contextmanager
+def listening(model: nn.Module, teacher: nn.Module) -> Iterator[dict[str, Lesson]]:
+    """Holds what each converted block would be given, after each pass of the teacher."""
+    lessons: dict[str, Lesson] = {}
+
+    def listen(name: str) -> Callable[..., None]:
+        def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            lessons[name] = Lesson(args, kwargs, first_tensor(output))
+
+        return hook
+
+    with ExitStack() as hooks:
+        for name, _ in converted(model):
+            attention = teacher.get_submodule(name)
+            hooks.enter_context(attention.register_forward_hook(listen(name), with_kwargs=True))
+        for name, module in model.named_modules():  # the model's grids follow the teacher's images
+            for hook in module._forward_hooks.values():
+                if isinstance(hook, Grid):
+                    patches = teacher.get_submodule(name)
+                    hooks.enter_context(patches.register_forward_hook(hook))
+        yield lessons
+
+
+def relative_error(output: Tensor, reference: Tensor) -> Tensor:
+    """‖output − reference‖² ÷ ‖reference‖², over all of a batch."""
+    reference = reference.float()
+    return (output.float() - reference).square().sum() / reference.square().sum().clamp(min=1e-12)
+
+
+def lesson_error(attention: Any, lesson: Lesson) -> Tensor:
+    return relative_error(first_tensor(attention(*lesson.args, **lesson.kwargs)), lesson.output)
+
+
+@torch.no_grad()
+def errors(model: nn.Module, teacher: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+    """The mean relative squared error of each converted block, on what the teacher's is given."""
+    device = next(model.parameters()).device
+    sums: dict[str, float] = {}
+    count = 0
+    with listening(model, teacher) as lessons:
+        for batch in batches:
+            run(teacher, to_device(batch, device))
+            for name, attention in converted(model):
+                error = float(lesson_error(attention, lessons[name]))
+                sums[name] = sums.get(name, 0.0) + error
+            count += 1
+    if not count:
+        raise ValueError("errors are measured on images, and there are none")
+    return {name: total / count for name, total in sums.items()}
