@@ -15,11 +15,12 @@ Batch = Tensor | dict[str, Tensor]
 
 @dataclass
 class Lesson:
-    """One call of a teacher's attention."""
+    """One call of a teacher's attention, and the grid of its image where patches told it."""
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Tensor
+    grid_size: tuple[int, int] | None
 
 
 def run(model: nn.Module, batch: Batch) -> Any:
@@ -43,16 +44,16 @@ def listening(model: nn.Module, teacher: nn.Module) -> Iterator[dict[str, Lesson
     """Holds what each converted block would be given, after each pass of the teacher."""
     lessons: dict[str, Lesson] = {}
 
-    def listen(name: str) -> Callable[..., None]:
+    def listen(name: str, grid: Grid) -> Callable[..., None]:
         def hook(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            lessons[name] = Lesson(args, kwargs, first_tensor(output))
+            lessons[name] = Lesson(args, kwargs, first_tensor(output), grid.size)
 
         return hook
 
     with ExitStack() as hooks:
-        for name, _ in converted(model):
-            attention = teacher.get_submodule(name)
-            hooks.enter_context(attention.register_forward_hook(listen(name), with_kwargs=True))
+        for name, own in converted(model):
+            attention, hook = teacher.get_submodule(name), listen(name, own.ripple_grid)
+            hooks.enter_context(attention.register_forward_hook(hook, with_kwargs=True))
         for name, module in model.named_modules():  # the model's grids follow the teacher's images
             for hook in module._forward_hooks.values():
                 if isinstance(hook, Grid):
@@ -67,8 +68,15 @@ def relative_error(output: Tensor, reference: Tensor) -> Tensor:
     return (output.float() - reference).square().sum() / reference.square().sum().clamp(min=1e-12)
 
 
+def attend(attention: Any, lesson: Lesson) -> Tensor:
+    """What an attention makes of a lesson."""
+    if lesson.grid_size is not None:
+        attention.ripple_grid.size = lesson.grid_size
+    return first_tensor(attention(*lesson.args, **lesson.kwargs))
+
+
 def lesson_error(attention: Any, lesson: Lesson) -> Tensor:
-    return relative_error(first_tensor(attention(*lesson.args, **lesson.kwargs)), lesson.output)
+    return relative_error(attend(attention, lesson), lesson.output)
 
 
 @torch.no_grad()

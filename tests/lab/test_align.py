@@ -1,0 +1,156 @@
+"""Converted models learn what their softmax models did."""
+
+import copy
+
+import pytest
+import timm
+import torch
+from rich.console import Console
+
+from processes import in_two_ranks
+from ripple_attention.convert import convert, converted
+from ripple_lab.align import align, errors, plan
+from ripple_lab.align.align import load
+
+
+def teacher():
+    torch.manual_seed(0)
+    small = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8, "img_size": 64}
+    model = timm.create_model(
+        "vit_tiny_patch16_224", num_classes=5, dynamic_img_size=True, **small
+    ).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.15)
+    return model
+
+
+def batches(count=2, seed=0):
+    """Smooth images, as photos are; not all square."""
+    generator = torch.Generator().manual_seed(seed)
+    coarse = [torch.randn(2, 3, 4, 4, generator=generator) for _ in range(count)]
+    sizes = [(64, 64), (48, 80)]
+    return [
+        torch.nn.functional.interpolate(x, size=sizes[i % 2], mode="bicubic")
+        for i, x in enumerate(coarse)
+    ]
+
+
+def student(blocks="global"):
+    model = copy.deepcopy(teacher())
+    convert(model, blocks, max_distance=1)
+    return model
+
+
+def test_each_block_comes_nearer_to_its_teacher_and_its_projections_stay():
+    model, unseen = student(), batches(seed=1)
+    before, weights = errors(model, teacher(), unseen), copy.deepcopy(model.state_dict())
+    rows = align(model, teacher(), batches(), steps=25)
+    after = errors(model, teacher(), unseen)
+    assert before.keys() == after.keys() == {name for name, _ in converted(model)}
+    assert all(after[name] < 0.8 * before[name] for name in before)
+    assert [row["step"] for row in rows] == [*range(1, 26)]
+    changed = {k for k, x in model.state_dict().items() if not torch.equal(x, weights[k])}
+    assert changed and all(".ripple." in name for name in changed)
+
+
+def test_projections_and_features_learn_when_they_are_asked_to():
+    model = student([1])
+    weights = copy.deepcopy(model.state_dict())
+    rows = align(model, teacher(), batches(), steps=1, block_steps=2, feature_steps=12)
+    changed = {k for k, x in model.state_dict().items() if not torch.equal(x, weights[k])}
+    assert {"blocks.1.attn.qkv.weight", "blocks.1.attn.proj.bias"} <= changed
+    assert all(name.startswith("blocks.1.attn.") for name in changed)
+    ends = [row["features"] for row in rows if row["stage"] == "features"]
+    assert len(ends) == 12 and ends[-2] < ends[0]
+
+
+def test_an_aligned_model_is_as_trainable_as_before():
+    model, by = student([1]), teacher()
+    model.train()
+    model.blocks[0].requires_grad_(False)
+    align(model, by, batches(), steps=1)
+    assert model.training and not by.training
+    assert all(p.requires_grad for p in by.parameters())
+    learns = {p.requires_grad for p in model.blocks[0].parameters()}
+    assert learns == {False} and model.blocks[1].attn.qkv.weight.requires_grad
+
+
+class StopError(Exception):
+    pass
+
+
+class Stopping(list):
+    """Two batches that end an alignment as a signal would, in its third step."""
+
+    passes = 0  # the first one calibrates
+
+    def __iter__(self):
+        self.passes += 1
+        yield self[0]
+        if self.passes == 3:
+            raise StopError
+        yield self[1]
+
+
+def test_a_stopped_alignment_goes_on_as_if_nothing_had_happened(tmp_path):
+    whole, path = student(), tmp_path / "align.pt"
+    rows = align(whole, teacher(), batches(), steps=5, block_steps=2)
+    with pytest.raises(StopError):
+        align(student(), teacher(), Stopping(batches()), steps=5, block_steps=2, checkpoint=path)
+    assert len(load(path)["rows"]) == 3 and [*tmp_path.iterdir()] == [path]
+    model = student()
+    resumed = align(model, teacher(), batches(), steps=5, block_steps=2, checkpoint=path)
+    assert resumed == rows
+    for name, x in model.state_dict().items():
+        torch.testing.assert_close(x, whole.state_dict()[name])
+    assert align(model, teacher(), batches(), steps=5, block_steps=2, checkpoint=path) == rows
+
+
+@pytest.mark.parametrize(
+    ("model", "by", "images", "named"),
+    [
+        (teacher, teacher, batches, "convert"),
+        (student, student, batches, "teacher"),
+        (student, teacher, lambda: iter(batches()), "list or a DataLoader"),
+        (student, teacher, list, "no batches"),
+    ],
+)
+def test_what_cannot_be_aligned_is_refused(model, by, images, named):
+    with pytest.raises(ValueError, match=named):
+        align(model(), by(), images(), steps=1)
+
+
+def test_off_a_screen_progress_is_a_few_lines_with_the_error_of_each_block(capsys):
+    align(student(), teacher(), batches(), steps=20, console=Console(width=200))
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 10
+    assert all("blocks.0.attn 0." in line and "blocks.1.attn 0." in line for line in lines)
+
+
+def test_a_plan_leaves_the_model_alone_and_tells_the_error_of_each_block():
+    model = teacher()
+    before = copy.deepcopy(model.state_dict())
+    report, forecasts = plan(model, batches(), batches(seed=1), steps=15, max_distance=1)
+    assert not any(converted(model)) and len(report.blocks) == 2
+    assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
+    assert [forecast.index for forecast in forecasts] == [0, 1]
+    assert all(0 < forecast.after < forecast.before for forecast in forecasts)
+
+
+def aligned_in_a_rank(rank, port):
+    torch.set_num_threads(1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2
+    )
+    torch.manual_seed(rank)  # what is new begins differently, until it is shared
+    model = copy.deepcopy(teacher())
+    convert(model, max_distance=1)
+    align(model, teacher(), batches(seed=rank), steps=3)
+    torch.distributed.destroy_process_group()
+    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+
+
+@pytest.mark.slow
+def test_processes_that_align_together_have_one_model():
+    one, other = in_two_ranks(aligned_in_a_rank)
+    assert one == other
