@@ -1,5 +1,6 @@
 """Converts a model, block by block, says what became of each, and takes it back."""
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from ripple_attention.convert.adapter import (
     full_name,
     known_attentions,
 )
+from ripple_attention.feature_maps import Hedgehog
 from ripple_attention.heads import RippleHeads
 from ripple_attention.partition import Partition
 
@@ -261,6 +263,9 @@ def make_ripple(one: Found, settings: dict[str, Any]) -> RippleHeads:
     embedding = getattr(ripple.spatial_weights, "embedding", None)
     if embedding is not None:  # uniform at the start: distance counted nothing to softmax
         nn.init.zeros_(embedding)
+    if isinstance(ripple.feature_map, Hedgehog) and hasattr(ripple, "far_scale"):
+        # Its features are probabilities: their products are 1/M where exp(q·k) is 1.
+        nn.init.constant_(ripple.far_scale.bias, math.log(ripple.feature_map.num_features))
     return ripple.train(one.attention.training)
 
 

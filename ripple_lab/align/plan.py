@@ -42,6 +42,7 @@ def plan(
     held_out: Iterable[Batch],
     *,
     steps: int = 30,
+    keep_lessons: bool = False,
     console: Console | None = None,
     **conversion: Any,
 ) -> tuple[Report, list[Forecast]]:
@@ -52,6 +53,7 @@ def plan(
         batches: To learn from.
         held_out: To measure on.
         steps: Of the alignment; 0 measures the conversion alone.
+        keep_lessons: As in `align`.
         console: Where progress shows.
         conversion: Arguments of `convert`.
     """
@@ -60,7 +62,7 @@ def plan(
     model.eval()
     before = errors(student.eval(), model, held_out)
     if steps:
-        align(student, model, batches, steps=steps, console=console)
+        align(student, model, batches, steps=steps, keep_lessons=keep_lessons, console=console)
     after = errors(student, model, held_out) if steps else before
     forecasts = [
         Forecast(block.index, block.name, before[block.name], after[block.name])

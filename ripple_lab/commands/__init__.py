@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
+from ripple_lab.commands import convert as converting
 from ripple_lab.commands import inspection as looking
 from ripple_lab.commands import train as commands
 from ripple_lab.commands.bench import bench
@@ -24,6 +25,8 @@ app.command(context_settings=commands.EXTRA)(commands.evaluate)
 app.command()(commands.predict)
 app.command()(commands.results)
 app.command()(commands.pack)
+app.command()(converting.convert)
+app.command()(converting.align)
 app.command()(looking.explain)
 app.command()(looking.analyze)
 app.command(name="app")(looking.app)

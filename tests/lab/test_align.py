@@ -1,14 +1,20 @@
 """Converted models learn what their softmax models did."""
 
 import copy
+import json
 
+import numpy as np
 import pytest
 import timm
 import torch
+from PIL import Image
 from rich.console import Console
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
 
 from processes import in_two_ranks
 from ripple_attention.convert import convert, converted
+from ripple_lab import commands as cli
 from ripple_lab.align import align, errors, plan
 from ripple_lab.align.align import load
 
@@ -93,17 +99,21 @@ class Stopping(list):
 
 
 def test_a_stopped_alignment_goes_on_as_if_nothing_had_happened(tmp_path):
-    whole, path = student(), tmp_path / "align.pt"
-    rows = align(whole, teacher(), batches(), steps=5, block_steps=2)
+    by, path = teacher().double(), tmp_path / "align.pt"
+    images = [batch.double() for batch in batches()]
+    steps = {"steps": 5, "block_steps": 2}
+    whole, stopped, resumed = (student().double() for _ in range(3))
+    rows = align(whole, by, images, **steps)
     with pytest.raises(StopError):
-        align(student(), teacher(), Stopping(batches()), steps=5, block_steps=2, checkpoint=path)
+        align(stopped, by, Stopping(images), **steps, checkpoint=path)
     assert len(load(path)["rows"]) == 3 and [*tmp_path.iterdir()] == [path]
-    model = student()
-    resumed = align(model, teacher(), batches(), steps=5, block_steps=2, checkpoint=path)
-    assert resumed == rows
-    for name, x in model.state_dict().items():
-        torch.testing.assert_close(x, whole.state_dict()[name])
-    assert align(model, teacher(), batches(), steps=5, block_steps=2, checkpoint=path) == rows
+    again = align(resumed, by, images, **steps, checkpoint=path)
+    assert [row["step"] for row in again] == [row["step"] for row in rows]
+    for name, x in whole.state_dict().items():
+        torch.testing.assert_close(resumed.state_dict()[name], x)
+    before = copy.deepcopy(resumed.state_dict())  # what is finished stays as it is
+    align(resumed, by, images, **steps, checkpoint=path)
+    assert all(torch.equal(x, before[name]) for name, x in resumed.state_dict().items())
 
 
 @pytest.mark.parametrize(
@@ -135,6 +145,62 @@ def test_a_plan_leaves_the_model_alone_and_tells_the_error_of_each_block():
     assert all(torch.equal(x, before[name]) for name, x in model.state_dict().items())
     assert [forecast.index for forecast in forecasts] == [0, 1]
     assert all(0 < forecast.after < forecast.before for forecast in forecasts)
+
+
+@pytest.fixture
+def words(tmp_path):
+    """Photos and a small model's weights, as the commands take them."""
+    torch.manual_seed(0)
+    model = timm.create_model("test_vit")
+    save_file(model.state_dict(), tmp_path / "weights.safetensors")
+    (tmp_path / "photos").mkdir()
+    generator = np.random.default_rng(0)
+    for number in range(4):
+        pixels = generator.integers(0, 256, (6, 5, 3), np.uint8)
+        picture = Image.fromarray(pixels).resize((50, 60), Image.Resampling.BICUBIC)
+        picture.save(tmp_path / "photos" / f"{number}.jpg")
+    return ["test_vit", tmp_path / "photos", "--weights", tmp_path / "weights.safetensors"]
+
+
+def ripple(*words):
+    return CliRunner().invoke(cli.app, [str(word) for word in words])
+
+
+def test_the_command_convert_plans(words):
+    done = ripple("convert", *words, "--plan", "--steps", 2, "--blocks", "0,3", "--side", 96)
+    assert done.exit_code == 0, done.output
+    assert "blocks.3.attn" in done.output and "not chosen" in done.output
+    assert "after 2 steps" in done.output
+
+
+def test_the_command_align_writes_a_model_that_loads(tmp_path, words):
+    output = tmp_path / "new" / "ripples.safetensors"
+    settings = ("--blocks", "1,2", "--steps", 2, "--block-steps", 1, "--feature-steps", 1)
+    done = ripple("align", *words, "--output", output, *settings)
+    assert done.exit_code == 0, done.output
+    assert sorted(path.suffix for path in output.parent.iterdir()) == [".json", ".safetensors"]
+    model = timm.create_model("test_vit")
+    convert(model, **json.loads(output.with_suffix(".json").read_text()))
+    model.load_state_dict(load_file(output), strict=True)
+    old = load_file(words[-1])
+    changed = {name for name, x in old.items() if not torch.equal(x, model.state_dict()[name])}
+    assert changed and all(
+        name.startswith(("blocks.1.attn.", "blocks.2.attn.")) for name in changed
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (("--blocks", "1,x"), "1,x"),
+        (("--blocks", "9"), "numbered from 0"),
+        (("--near", "hard"), "hard"),
+        (("--count", "1"), "count"),
+    ],
+)
+def test_the_commands_say_what_was_wrong(words, change, told):
+    done = ripple("convert", *words, "--plan", *change)
+    assert done.exit_code != 0 and told in f"{done.output}{done.exception}"
 
 
 def aligned_in_a_rank(rank, port):
