@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ripple_attention.ops.common import without_autocast
 from ripple_lab.align.lessons import Lesson, attend
 
 QUERIES = 256  # of each image
@@ -35,7 +36,7 @@ def calibrate(attention: Any, lessons: Iterable[Lesson]) -> None:
     weighted = x * share.T.unsqueeze(-1)
     penalty = RIDGE * weighted.square().sum((1, 2)) / x.shape[-1]
     square = weighted.mT @ x
-    diagonal = torch.eye(x.shape[-1], device=x.device)
+    diagonal = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
     diagonal[-1, -1] = 0  # the constant is free
     square = square + penalty[:, None, None] * diagonal
     solved = torch.linalg.lstsq(square, weighted.mT @ gap.T.unsqueeze(-1)).solution[..., 0]
@@ -55,23 +56,26 @@ def far_sums(attention: Any, lesson: Lesson) -> list[tuple[Tensor, Tensor, Tenso
     with hook:
         attend(attention, lesson)
     (q, k, _), named = heard[0]
-    H, W = named["grid_size"]
-    q, k = (x[:, ripple.num_prefix_tokens :].float() for x in (q, k))  # (B, L, N, D)
-    phi = [x.flatten(1, 2) for x in ripple.feature_map(*(x.unflatten(1, (H, W)) for x in (q, k)))]
-    reach = ripple.partition.reach if ripple.near_distance is None else ripple.near_distance
-    chosen = torch.randperm(H * W, generator=torch.Generator().manual_seed(0))[:QUERIES]
-    chosen = chosen.to(q.device)
-    place = torch.stack([torch.arange(H * W) // W, torch.arange(H * W) % W], -1).to(q.device)
-    far = (place[chosen, None] - place).abs().amax(-1) > reach  # (S, L)
-    chosen = chosen[far.any(1)]
-    far = far[far.any(1)]
-    scale = ripple.head_dim**-0.5 if ripple.scale is None else ripple.scale
-    samples = []
-    for image in range(len(q)):
-        scores = scale * torch.einsum("snd,lnd->snl", q[image, chosen], k[image])
-        exact = scores.masked_fill(~far[:, None], -torch.inf).logsumexp(-1)  # (S, N)
-        features = torch.einsum("snm,lnm->snl", phi[0][image, chosen], phi[1][image])
-        found = (features * far[:, None]).sum(-1).clamp(min=1e-12).log()
-        share = (exact - scores.logsumexp(-1)).exp()
-        samples.append((q[image, chosen], exact - found, share))
-    return samples
+    with without_autocast(q):
+        H, W = named["grid_size"]
+        dtype = torch.promote_types(q.dtype, torch.float32)
+        q, k = (x[:, ripple.num_prefix_tokens :].to(dtype) for x in (q, k))  # (B, L, N, D)
+        features = ripple.feature_map(q.unflatten(1, (H, W)), k.unflatten(1, (H, W)))
+        phi_q, phi_k = (x.flatten(1, 2) for x in features)  # (B, L, N, M)
+        reach = ripple.partition.reach if ripple.near_distance is None else ripple.near_distance
+        chosen = torch.randperm(H * W, generator=torch.Generator().manual_seed(0))[:QUERIES]
+        chosen = chosen.to(q.device)
+        place = torch.stack([torch.arange(H * W) // W, torch.arange(H * W) % W], -1).to(q.device)
+        far = (place[chosen, None] - place).abs().amax(-1) > reach  # (S, L)
+        chosen = chosen[far.any(1)]
+        far = far[far.any(1)]
+        scale = ripple.head_dim**-0.5 if ripple.scale is None else ripple.scale
+        samples = []
+        for image in range(len(q)):
+            scores = scale * torch.einsum("snd,lnd->snl", q[image, chosen], k[image])
+            exact = scores.masked_fill(~far[:, None], -torch.inf).logsumexp(-1)  # (S, N)
+            products = torch.einsum("snm,lnm->snl", phi_q[image, chosen], phi_k[image])
+            found = (products * far[:, None]).sum(-1).clamp(min=1e-12).log()
+            share = (exact - scores.logsumexp(-1)).exp()
+            samples.append((q[image, chosen], exact - found, share))
+        return samples

@@ -75,7 +75,8 @@ class Learning:
         few = itertools.islice(enumerate(batches), CALIBRATED)
         lessons = [self.lessons(index, batch) for index, batch in few]
         for name, attention in self.blocks.items():
-            calibrate(attention, [lesson[name] for lesson in lessons])
+            with self.precision():
+                calibrate(attention, [lesson[name] for lesson in lessons])
 
     def lessons(self, index: int, batch: Batch) -> dict[str, Lesson]:
         """What each block of the teacher takes and gives for a batch."""

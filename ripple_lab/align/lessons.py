@@ -64,8 +64,10 @@ def listening(model: nn.Module, teacher: nn.Module) -> Iterator[dict[str, Lesson
 
 def relative_error(output: Tensor, reference: Tensor) -> Tensor:
     """‖output − reference‖² ÷ ‖reference‖², over all of a batch."""
-    reference = reference.float()
-    return (output.float() - reference).square().sum() / reference.square().sum().clamp(min=1e-12)
+    reference = reference.to(torch.promote_types(reference.dtype, torch.float32))
+    return (output.to(reference.dtype) - reference).square().sum() / reference.square().sum().clamp(
+        min=1e-12
+    )
 
 
 def attend(attention: Any, lesson: Lesson) -> Tensor:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from ripple_lab.files import replace_text
+
 BLOCKS: dict[str, Callable[[], str]] = {}
 PATTERN = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 # The modules that register blocks.
