@@ -1,52 +1,47 @@
-"""Ripple attention in a vision transformer of timm, in place of its own attention.
+"""Ripple attention in a vision transformer of timm, class token and all, and back.
 
 Run it with: python examples/timm_model.py
+With timm's weights: python examples/timm_model.py --pretrained
 """
+
+import argparse
+import copy
 
 import timm
 import torch
 
-from ripple_attention import RippleAttention
+from ripple_attention.convert import convert, revert
 
 
-class GridAttention(RippleAttention):
-    """Ripple attention for tokens in a row, as timm's blocks pass them."""
-
-    def __init__(self, dim: int, num_heads: int, grid_size: tuple[int, int]):
-        super().__init__(dim, num_heads)
-        self.grid_size = grid_size
-
-    def forward(self, x, attn_mask=None, is_causal=False):
-        assert attn_mask is None and not is_causal, "these have no meaning here"
-        return super().forward(x, grid_size=self.grid_size)
-
-
-def swap(model: torch.nn.Module) -> None:
-    """Gives every block ripple attention, with the weights of its `qkv` and `proj`."""
-    for block in model.blocks:
-        old = block.attn
-        new = GridAttention(model.embed_dim, old.num_heads, model.patch_embed.grid_size)
-        missing, unexpected = new.load_state_dict(old.state_dict(), strict=False)
-        invented = [name for name in missing if name.startswith(("qkv", "proj"))]
-        if invented or unexpected:
-            raise ValueError(f"weights without a place: {unexpected}; without a value: {invented}")
-        block.attn = new
-
-
-def describe(name: str, model: torch.nn.Module) -> None:
+def describe(name: str, model: torch.nn.Module, images: torch.Tensor, ref: torch.Tensor) -> None:
     size = sum(p.numel() for p in model.parameters()) / 1e6
     with torch.no_grad():
-        logits = model.eval()(torch.randn(1, 3, 224, 224))
-    print(f"{name:>9}: {size:.2f} M parameters, logits {tuple(logits.shape)}")
+        features = model.forward_features(images)  # (B, 1 + H·W, C)
+    error = (features - ref).norm() / ref.norm()
+    print(f"{name:>22}: {size:.2f} M parameters, features off by {error:.1e}")
 
 
 def main() -> None:
-    # A class token has no place on the grid, so this model pools its tokens.
-    model = timm.create_model("vit_tiny_patch16_224", class_token=False, global_pool="avg")
-    describe("softmax", model)
-    swap(model)
-    describe("ripple", model)
-    print("New: feature maps and spatial weights. Everything else kept its weights.")
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pretrained", action="store_true")
+    words = parser.parse_args()
+    torch.manual_seed(0)
+    softmax = timm.create_model(
+        "vit_small_patch16_224", pretrained=words.pretrained, dynamic_img_size=True
+    ).eval()
+    images = torch.randn(1, 3, 128, 192)  # need not be square
+    with torch.no_grad():
+        ref = softmax.forward_features(images)
+    describe("softmax", softmax, images, ref)
+
+    for name, reach in (("ripples, all near", 12), ("ripples to distance 4", 4)):
+        model = copy.deepcopy(softmax)
+        report = convert(model, max_distance=reach)
+        describe(name, model, images, ref)
+    print(report)
+
+    revert(model)
+    describe("softmax again", model, images, ref)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,13 @@ class Block:
     new: tuple[str, ...] = ()
     why: str = ""
 
+    def __str__(self) -> str:
+        if not self.converted:
+            return f"stays: {self.why}"
+        kept = dict.fromkeys(name.split(".")[0] for name in self.kept)
+        new = dict.fromkeys(name.split(".")[1] for name in self.new)
+        return f"ripples: keeps {', '.join(kept)}; new are {', '.join(new)}"
+
 
 @dataclass(frozen=True)
 class Report:
@@ -58,16 +65,10 @@ class Report:
     config: dict[str, Any]
 
     def __str__(self) -> str:
-        rows = [("block", "attention", "now", "kept", "new", "why")]
-        for block in self.blocks:
-            now = "ripples" if block.converted else "as it was"
-            number = "–" if block.index is None else str(block.index)
-            kept, new = (", ".join(names) for names in (block.kept, block.new))
-            rows.append((number, block.name, now, kept, new, block.why))
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        width = max(len(block.name) for block in self.blocks)
         return "\n".join(
-            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
-            for row in rows
+            f"{'–' if block.index is None else block.index!s:>3}  {block.name:<{width}}  {block}"
+            for block in self.blocks
         )
 
 

@@ -180,16 +180,4 @@ def conversion(blocks: str, near: str, max_distance: int, partition: str) -> dic
 
 
 def show_report(report: "Report") -> None:
-    table = Table()
-    for heading in ("block", "attention", "now", "kept", "new", "why"):
-        table.add_column(heading)
-    for block in report.blocks:
-        table.add_row(
-            "–" if block.index is None else str(block.index),
-            block.name,
-            "ripples" if block.converted else "as it was",
-            ", ".join(dict.fromkeys(name.split(".")[0] for name in block.kept)),
-            ", ".join(dict.fromkeys(name.split(".")[1] for name in block.new)),
-            block.why,
-        )
-    console.print(table)
+    console.print(str(report), highlight=False, markup=False, soft_wrap=True)

@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import timm
+import torch
+from PIL import Image
+from safetensors.torch import save_file
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -27,8 +31,23 @@ def test_an_example_is_short_and_says_how_to_run_it(path):
 
 def test_timm_model(capsys, monkeypatch):
     output = printed(capsys, monkeypatch, "timm_model.py")
-    softmax, ripple = re.findall(r"([\d.]+) M parameters, logits \(1, 1000\)", output)
-    assert 0 < float(ripple) - float(softmax) < 0.5
+    found = re.findall(r"([\d.]+) M parameters, features off by (\S+)", output)
+    sizes = [float(size) for size, _ in found]
+    before, all_near, some_near, again = (float(error) for _, error in found)
+    assert before == again == 0 and all_near < 1e-5 < some_near
+    assert sizes[0] == sizes[3] and 0 < sizes[2] - sizes[0] < 1
+
+
+def test_sam2(capsys, monkeypatch, tmp_path):
+    torch.manual_seed(0)
+    weights, output = tmp_path / "weights.safetensors", tmp_path / "ripples.safetensors"
+    save_file(timm.create_model("sam2_hiera_tiny").state_dict(), weights)
+    for number in range(2):
+        Image.effect_noise((80, 60), 90).convert("RGB").save(tmp_path / f"{number}.jpg")
+    words = ("--side", "128", "--steps", "2", "--weights", str(weights), "--output", str(output))
+    told = printed(capsys, monkeypatch, "sam2.py", str(tmp_path), *words)
+    assert re.findall(r"blocks\.(\d)\.attn: relative", told) == ["5", "7", "9"]
+    assert output.exists() and output.with_suffix(".json").exists()
 
 
 def test_detr_encoder(capsys, monkeypatch):

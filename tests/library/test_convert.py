@@ -215,7 +215,8 @@ def test_windows_stay_and_the_report_says_so():
     assert now[5].kept == ("qkv.weight", "qkv.bias", "proj.weight", "proj.bias")
     assert now[5].new and all(name.startswith("ripple.") for name in now[5].new)
     assert "windows of 8×8" in now[0].why
-    assert len(str(report).splitlines()) == 1 + len(now)
+    lines = str(report).splitlines()
+    assert len(lines) == len(now) and "new are feature_map, spatial_weights" in lines[5]
 
 
 def test_attentions_of_unknown_classes_are_reported():
