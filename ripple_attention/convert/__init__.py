@@ -10,7 +10,8 @@ under the same names; only what mixes the tokens is new.
 """
 
 from ripple_attention.convert.adapter import Adapter, Grid, Heads, adapts, known_attentions
-from ripple_attention.convert.conversion import Block, Report, convert, converted, revert
+from ripple_attention.convert.conversion import convert, converted, revert
+from ripple_attention.convert.report import Block, Report
 
 __all__ = [
     "Adapter",

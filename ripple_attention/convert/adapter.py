@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any, ClassVar
@@ -128,7 +129,8 @@ def known_attentions() -> tuple[str, ...]:
     import_module("ripple_attention.convert.torchvision")  # needs torch alone
     for library in ("timm", "transformers"):
         if sys.modules.get(library) is not None:  # else no model is of its classes
-            import_module(f"ripple_attention.convert.{library}")
+            with suppress(ImportError):  # of a version that has not all of them
+                import_module(f"ripple_attention.convert.{library}")
     return tuple(ADAPTERS)
 
 

@@ -60,7 +60,7 @@ def _of_timm(name: str, weights: Path | None, side: int | None) -> Pretrained:
     model: Any = timm.create_model(name, pretrained=weights is None)
     missing: list[str] = []
     if weights is not None:
-        missing, unexpected = model.load_state_dict(load_state_dict(weights), strict=False)
+        missing, unexpected = model.load_state_dict(load_state_dict(str(weights)), strict=False)
         if unexpected:
             raise ValueError(f"{weights} has weights that {name} has not: {', '.join(unexpected)}")
     config = resolve_model_data_config(model)

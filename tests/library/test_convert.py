@@ -205,6 +205,7 @@ def test_revert_gives_the_softmax_model_back(name):
     assert error(call(model, photos(size)), expected) > 1e-4
     assert revert(model) == tuple(block.name for block in report.blocks if block.converted)
     assert [*model.state_dict()] == names and not any(converted(model))
+    assert not any(module._forward_hooks for module in model.modules())
     assert torch.equal(call(model, photos(size)), expected)
 
 
@@ -337,6 +338,24 @@ def test_a_deep_copy_has_a_grid_of_its_own():
     call(other, photos(TALL))
     assert model.blocks[0].attn.grid_size == (4, 8) and other.blocks[1].attn.grid_size == (6, 6)
     assert torch.equal(call(other, photos(WIDE)), expected)
+
+
+def test_a_model_is_pickled_with_its_ripples(tmp_path):
+    model = made("timm DINOv3")
+    convert(model, max_distance=2)
+    torch.save(model, tmp_path / "model.pt")
+    again = torch.load(tmp_path / "model.pt", weights_only=False)
+    assert torch.equal(call(again, photos(WIDE)), call(model, photos(WIDE)))
+
+
+@pytest.mark.parametrize("name", ["timm EVA-02", "transformers DINOv3", "torchvision"])
+def test_ripples_have_the_precision_of_the_model(name):
+    size, whole, half = MODELS[name][1][1], made(name), made(name).bfloat16()
+    expected = call(half, photos(size).bfloat16())
+    softmax = error(expected, call(whole, photos(size)))
+    convert(half, max_distance=EVERYWHERE)
+    out = call(half, photos(size).bfloat16())
+    assert out.dtype == torch.bfloat16 and error(out, expected) < 3 * softmax
 
 
 def test_every_new_parameter_learns():
