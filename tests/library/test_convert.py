@@ -173,7 +173,7 @@ def features(model, images):
 
 
 def error(out, ref):
-    return float((out - ref).norm() / ref.norm())
+    return float(((out - ref).norm() / ref.norm()).detach())
 
 
 def photos(size, batch=2):
