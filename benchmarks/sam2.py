@@ -4,7 +4,10 @@ Align first, then measure:
 
     ripple align sam2_hiera_tiny PETS/train --weights SAM2/trunk.safetensors --side 1024 \
         --count 24 --steps 60 --keep-lessons --max-distance 4 --output r4.safetensors
-    python benchmarks/sam2.py SAM2 PETS/val r4.safetensors --photos 16
+    python benchmarks/sam2.py SAM2 PETS/val r4.safetensors --photos 16 \
+        --aligned-by "60 steps on 21 photos"
+
+A further model adds its row to the CSV.
 
 SAM2 holds the encoder in timm's names (trunk.safetensors), SAM 2's neck (neck.safetensors), and its
 prompt encoder and mask decoder (mask_decoder.onnx). PETS/val holds photos and, beside each, its
@@ -30,6 +33,7 @@ from ripple_lab.align.lessons import lesson_error, listening
 from ripple_lab.align.models import Photos, load_pretrained
 from ripple_lab.files import write_csv
 from ripple_lab.machine import hardware, slug
+from ripple_lab.results import read_csv
 
 SIDE = 1024  # what the decoder knows
 
@@ -117,13 +121,19 @@ def main() -> None:
     parser.add_argument("photos_folder", type=Path)
     parser.add_argument("aligned", type=Path, nargs="+")
     parser.add_argument("--photos", type=int, default=64)
+    parser.add_argument("--aligned-by", default="", help="how, in words, for the CSV")
     parser.add_argument("--output", type=Path)
     words = parser.parse_args()
     photos = sorted(words.photos_folder.glob("*.jpg"))[: words.photos]
     rows = measure(words.folder, photos, words.aligned)
+    rows = [{**row, "aligned_by": words.aligned_by} for row in rows]
     name = f"sam2-masks-{slug(hardware(torch.device('cpu')))}.csv"
     output = words.output or Path("benchmarks/results") / name
-    write_csv(rows, output)
+    names = {row["model"] for row in rows}
+    others = (
+        [row for row in read_csv(output) if row["model"] not in names] if output.exists() else []
+    )
+    write_csv(others + rows, output)
     print(f"Wrote {output}")
 
 
