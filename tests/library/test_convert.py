@@ -226,6 +226,19 @@ def test_attentions_of_unknown_classes_are_reported():
     assert pool.name == "attn_pool" and "AttentionPoolLatent" in pool.why
 
 
+def test_of_a_model_that_reads_too_only_what_sees_turns_into_ripples():
+    small = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision = {**small, "intermediate_size": 64, "image_size": 96}
+    text = {**small, "intermediate_size": 64, "vocab_size": 50, "projection_size": 32}
+    model = transformers.SiglipModel(
+        transformers.SiglipConfig(text_config=text, vision_config=vision)
+    )
+    report = convert(model)
+    names = [block.name for block in report.blocks if block.converted]
+    assert len(names) == 1 and names[0].startswith("vision_model.")
+    assert "text" in report.blocks[0].why
+
+
 @pytest.mark.parametrize(
     ("blocks", "names"),
     [
