@@ -14,7 +14,15 @@ from ripple_lab.files import replace_text
 BLOCKS: dict[str, Callable[[], str]] = {}
 PATTERN = re.compile(r"(<!-- results: (\S+) -->\n).*?(<!-- end of results -->)", re.DOTALL)
 # The modules that register blocks.
-MODULES = ("readme_blocks", "cifar_blocks", "support", "page_blocks", "detection_blocks", "claims")
+MODULES = (
+    "readme_blocks",
+    "cifar_blocks",
+    "support",
+    "page_blocks",
+    "detection_blocks",
+    "claims",
+    "convert_blocks",
+)
 
 
 def block(name: str) -> Callable[[Callable[[], str]], Callable[[], str]]:

@@ -1,32 +1,30 @@
-"""Pretrained models that were turned into ripples, for the page Swap it into your model."""
+"""Blocks about pretrained models that were turned into ripples."""
 
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.results import read_csv, results_folder
+from ripple_lab.reproduce.markdown import markdown_table, rounded
+from ripple_lab.reproduce.page_blocks import rows_of, with_sources
 
-HEADINGS = {
-    "max_distance": "near softmax, R",
-    "aligned_by": "aligned by",
-    "photos": "measured on photos",
+SAM2 = "sam2-masks-amd-epyc-1-threads.csv"
+FIGURES = {
     "blocks.5.attn": "error of block 5",
-    "blocks.7.attn": "7",
-    "blocks.9.attn": "9",
+    "blocks.7.attn": "block 7",
+    "blocks.9.attn": "block 9",
+    "embedding_error": "of the embedding",
     "masks_alike": "masks alike",
     "iou": "IoU with trimaps",
     "iou_unchanged": "unchanged model's",
-    "embedding_error": "error of the embedding",
 }
 
 
 @block("sam2-masks")
 def sam2_masks() -> str:
-    """A row for each aligned encoder."""
-    parts = []
-    for path in sorted(results_folder().glob("sam2-masks-*.csv")):
-        lines = ["| " + " | ".join(HEADINGS.values()) + " |", "|" + "---|" * len(HEADINGS)]
-        for row in read_csv(path):
-            cells = (row[name] for name in HEADINGS)
-            text = [f"{x:.3f}" if isinstance(x, float) else str(x) for x in cells]
-            lines.append("| " + " | ".join(text) + " |")
-        lines.append(f"\nFrom `benchmarks/results/{path.name}`.")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts) or "Not yet run."
+    """What is left of SAM 2's masks, for each reach of the near part."""
+    rows = [
+        [f"{row['near']}, R_max {row['max_distance']}", row["aligned_by"]]
+        + [rounded(row[name], 3) for name in FIGURES]
+        for row in rows_of(SAM2)
+    ]
+    headings = ("near by", "aligned by", *FIGURES.values())
+    counts = {row["photos"] for row in rows_of(SAM2)}
+    table = markdown_table(headings, rows, words=2)
+    return with_sources(f"{table}\n\nMeans over {max(counts)} photos.", SAM2)
