@@ -343,6 +343,15 @@ def test_transformers_save_and_load_converted_models(tmp_path, name):
     assert torch.equal(call(again, photos(size)), call(model, photos(size)))
 
 
+@pytest.mark.parametrize("options", [{"near": "features"}, {"weights": "truncated"}])
+def test_other_kinds_of_ripples_convert_as_well(options):
+    model = made("timm class and registers")
+    expected = call(model, photos(WIDE))
+    report = convert(model, max_distance=2, **options)
+    assert report.config.items() >= options.items()
+    assert 1e-4 < error(call(model, photos(WIDE)), expected) < 2
+
+
 def test_a_deep_copy_has_a_grid_of_its_own():
     model = made("timm class token")
     convert(model)
