@@ -16,7 +16,14 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 
 from ripple_attention import dispatch
-from ripple_attention.checks import DTYPES, REMEDY, check_number, describe, shorten
+from ripple_attention.checks import (
+    DTYPES,
+    REMEDY,
+    check_number,
+    describe,
+    holds_floats,
+    shorten,
+)
 from ripple_attention.dispatch import Problem
 from ripple_attention.ops.common import (
     accumulation_dtype,
@@ -241,12 +248,15 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
     q, k = _in_autocast_type(near.q, near.k)
     distance = partition.reach if near.distance is None else near.distance
     _check_qkv(q, k, v)
-    if near.far_scale.shape != v.shape[:-1]:
+    c = near.far_scale
+    if not holds_floats(c) or c.shape != v.shape[:-1] or c.device != v.device:
         raise ValueError(
-            "near.far_scale must be log c (B, H, W, N) with the batch, grid and heads of v; "
-            f"got {_shapes(far_scale=near.far_scale, v=v)}"
+            "near.far_scale must be log c (B, H, W, N), floats, with the batch, grid and heads of "
+            f"v, on its device; got {describe(c)} beside v.{describe(v)}. {REMEDY}"
         )
-    if distance not in partition.radii:
+    if near.scale is not None:
+        check_number("near.scale", near.scale)
+    if isinstance(distance, bool) or distance not in partition.radii:
         raise ValueError(
             "near_distance, up to which tokens weigh by softmax, must be one of the partition's "
             f"radii {partition.radii}; got {distance}. None takes them all."

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from ripple_attention import dispatch
+from ripple_attention.checks import REMEDY, check_count, check_pair, describe, holds_floats
 from ripple_attention.dispatch import Problem
 from ripple_attention.feature_maps import FeatureMap, create_feature_map
 from ripple_attention.functional import (
@@ -157,10 +158,7 @@ class RippleCore(FeatureHeads):
                 'near_distance is how far near="softmax" goes, one of the radii of the partition, '
                 f"here {partition.radii}; got {near_distance=}, {near=}. None takes all its boxes"
             )
-        if not isinstance(num_prefix_tokens, int) or num_prefix_tokens < 0:
-            raise ValueError(
-                f"num_prefix_tokens must be a whole number ≥ 0; got {num_prefix_tokens=}"
-            )
+        check_count("num_prefix_tokens", num_prefix_tokens, 0)
         self.near, self.near_distance = near, near_distance
         self.num_prefix_tokens = num_prefix_tokens
         self.partition = partition
@@ -372,8 +370,13 @@ class RippleHeads(RippleCore, nn.Module):
         return self.attend_tokens(q, k, v, grid_size, key_padding_mask)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, grid_size: tuple[int, int]) -> None:
-        P, (H, W) = self.num_prefix_tokens, grid_size
-        shape = (v.shape[0], P + H * W, self.num_heads, self.head_dim)
+        if not (holds_floats(q) and holds_floats(k) and holds_floats(v)):
+            raise ValueError(
+                "q, k and v must be dense tensors of floats; got "
+                f"{describe(q)}; {describe(k)}; {describe(v)}. {REMEDY}"
+            )
+        P, (H, W) = self.num_prefix_tokens, check_pair("grid_size", grid_size, 0)
+        shape = (*v.shape[:1], P + H * W, self.num_heads, self.head_dim)
         if not q.shape == k.shape == v.shape == shape:
             raise ValueError(
                 "q, k and v must be tokens in a row (B, P + H·W, N, D), the prefix tokens first, "

@@ -284,7 +284,7 @@ def layers():
                 *with_options(
                     partial(kind, 16, 2),
                     eps=(*numbers(0), None),
-                    feature_map=("fast", None, 3, torch.relu, torch.nn.ReLU(), ripple.FeatureMap),
+                    feature_map=("fast", 3, torch.relu, torch.nn.ReLU(), ripple.FeatureMap),
                     num_features=[x for x in COUNTS if x is not None],
                     feature_map_options=({"steps": 3}, {"scaling": "long"}, "unit", ["scaling"], 3),
                 ),
@@ -310,6 +310,36 @@ def layers():
             implementation=NAMES,
         ),
     )
+    near = {"q": X, "k": X, "far_scale": X[..., 0]}
+    run = partial(ripple.ripple_attention, X, X, X, WEIGHTS, partition=PARTITION)
+    yield (
+        "NearSoftmax",
+        [
+            (what, partial(run, near=ripple.NearSoftmax(**{**near, name: other})))
+            for name, unfit in (
+                ("q", not_like(X)),
+                ("k", not_like(X)),
+                ("far_scale", not_like(X[..., 0])),
+                ("distance", dict(enumerate((-1, 2, 0.5, "1", True, [1])))),
+                ("scale", dict(enumerate(numbers()))),
+            )
+            for what, other in ((f"{what} as {name}", x) for what, x in unfit.items())
+            if what != "another type as far_scale"
+        ],
+    )
+    heads = partial(ripple.RippleHeads, 8, 2)
+    row = X.flatten(1, 2)
+    yield "RippleHeads", [
+        *with_options(partial(ripple.RippleHeads, num_heads=2), head_dim=COUNTS),
+        *with_options(partial(ripple.RippleHeads, 8), num_heads=COUNTS),
+        *with_options(
+            heads,
+            max_distance=COUNTS, weights=NAMES, near=NAMES, near_distance=(1, -1, "1"),
+            num_prefix_tokens=(-1, 1.0, "1", None, True), eps=(*numbers(0), None),
+            implementation=NAMES,
+        ),
+        *in_place(partial(heads(), grid_size=(3, 4)), {"q": row, "k": row, "v": row}),
+    ]  # fmt: skip
     record = lambda model: ripple.record_spatial_weights(model).__enter__()
     yield (
         "record_spatial_weights",
