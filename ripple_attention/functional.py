@@ -16,7 +16,14 @@ from torch._C._functorch import (
 from torch.autograd import forward_ad
 
 from ripple_attention import dispatch
-from ripple_attention.checks import DTYPES, REMEDY, check_number, describe, shorten
+from ripple_attention.checks import (
+    DTYPES,
+    REMEDY,
+    check_number,
+    describe,
+    holds_floats,
+    shorten,
+)
 from ripple_attention.dispatch import Problem
 from ripple_attention.ops.common import (
     accumulation_dtype,
@@ -238,13 +245,20 @@ def _with_shares(
 
 def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[NearSoftmax, int]:
     """Near queries and keys in the type of v, and which group is the first far one."""
+    if not isinstance(near, NearSoftmax) or not holds_floats(near.far_scale):
+        raise ValueError(
+            "near must be a NearSoftmax of tensors q, k and far_scale; got "
+            f"near={shorten(near)}. None weighs all tokens by features."
+        )
+    if near.scale is not None:
+        check_number("near.scale", near.scale)
     q, k = _in_autocast_type(near.q, near.k)
     distance = partition.reach if near.distance is None else near.distance
     _check_qkv(q, k, v)
     if near.far_scale.shape != v.shape[:-1]:
         raise ValueError(
             "near.far_scale must be log c (B, H, W, N) with the batch, grid and heads of v; "
-            f"got {_shapes(far_scale=near.far_scale, v=v)}"
+            f"got {_shapes(far_scale=near.far_scale, v=v)}. Zeros leave both kernels as they are."
         )
     if distance not in partition.radii:
         raise ValueError(

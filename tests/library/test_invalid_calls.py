@@ -284,7 +284,7 @@ def layers():
                 *with_options(
                     partial(kind, 16, 2),
                     eps=(*numbers(0), None),
-                    feature_map=("fast", None, 3, torch.relu, torch.nn.ReLU(), ripple.FeatureMap),
+                    feature_map=("fast", 3, torch.relu, torch.nn.ReLU(), ripple.FeatureMap),
                     num_features=[x for x in COUNTS if x is not None],
                     feature_map_options=({"steps": 3}, {"scaling": "long"}, "unit", ["scaling"], 3),
                 ),
@@ -307,8 +307,32 @@ def layers():
             balanced=FLAGS,
             halt_threshold=(*numbers(0, 1), None),
             tail=("shared", None, 1),
+            near=NAMES,
+            near_distance=(-1, 9, True, 2.0, "3", 2),
+            num_prefix_tokens=[x for x in COUNTS if type(x) is not int or x],
             implementation=NAMES,
         ),
+    )
+    heads, rows = ripple.RippleHeads(8, 2), X.flatten(1, 2)
+    yield (
+        "RippleHeads",
+        [
+            *in_place(partial(heads, grid_size=(3, 4)), {"q": rows, "k": rows, "v": rows}),
+            *with_options(partial(heads, rows, rows, rows), grid_size=sizes),
+            *with_options(partial(ripple.RippleHeads, num_heads=2), head_dim=COUNTS),
+            *with_options(partial(ripple.RippleHeads, 8), num_heads=COUNTS),
+            *with_options(partial(ripple.RippleHeads, 8, 2), near=NAMES, scale=numbers()),
+        ],
+    )
+    near = partial(ripple.NearSoftmax, X, X)
+    given = {"q": X, "k": X, "v": X, "spatial_weights": WEIGHTS, "partition": PARTITION}
+    scales = [near(x) for x in (None, 1.0, X, X[..., :1], [1.0])]
+    scales += [near(X[..., 0], x) for x in (-1, 7, "1")]
+    scales += [near(X[..., 0], None, x) for x in (nan, inf, "1")]
+    scales += [ripple.NearSoftmax(X[:, :2], X, X[..., 0]), ripple.NearSoftmax(X, None, X[..., 0])]
+    yield (
+        "NearSoftmax",
+        with_options(partial(ripple.ripple_attention, **given), near=("softmax", 1, *scales)),
     )
     record = lambda model: ripple.record_spatial_weights(model).__enter__()
     yield (
