@@ -245,6 +245,13 @@ def _with_shares(
 
 def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[NearSoftmax, int]:
     """Near queries and keys in the type of v, and which group is the first far one."""
+    if not isinstance(near, NearSoftmax) or not holds_floats(near.far_scale):
+        raise ValueError(
+            "near must be a NearSoftmax of tensors q, k and far_scale; got "
+            f"near={shorten(near)}. None weighs all tokens by features."
+        )
+    if near.scale is not None:
+        check_number("near.scale", near.scale)
     q, k = _in_autocast_type(near.q, near.k)
     distance = partition.reach if near.distance is None else near.distance
     _check_qkv(q, k, v)
@@ -252,7 +259,8 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
     if not holds_floats(c) or c.shape != v.shape[:-1] or c.device != v.device:
         raise ValueError(
             "near.far_scale must be log c (B, H, W, N), floats, with the batch, grid and heads of "
-            f"v, on its device; got {describe(c)} beside v.{describe(v)}. {REMEDY}"
+            f"v, on its device; got {describe(c)} beside v.{describe(v)}. Zeros leave both kernels "
+            "as they are."
         )
     if near.scale is not None:
         check_number("near.scale", near.scale)

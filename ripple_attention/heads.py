@@ -12,7 +12,15 @@ from torch import Tensor, nn
 from torch.types import Device
 
 from ripple_attention import dispatch
-from ripple_attention.checks import REMEDY, check_count, check_pair, describe, holds_floats
+from ripple_attention.checks import (
+    REMEDY,
+    check_choice,
+    check_count,
+    check_number,
+    check_pair,
+    describe,
+    holds_floats,
+)
 from ripple_attention.dispatch import Problem
 from ripple_attention.feature_maps import FeatureMap, create_feature_map
 from ripple_attention.functional import (
@@ -149,15 +157,15 @@ class RippleCore(FeatureHeads):
         **of_weights: Any,
     ) -> None:
         """Makes all but the feature map."""
-        if near not in get_args(NearKind):
-            raise ValueError(f"near must be one of {get_args(NearKind)}; got {near=}")
-        if near_distance is not None and (
-            near == "features" or near_distance not in partition.radii
-        ):
-            raise ValueError(
-                'near_distance is how far near="softmax" goes, one of the radii of the partition, '
-                f"here {partition.radii}; got {near_distance=}, {near=}. None takes all its boxes"
-            )
+        check_choice("near", near, get_args(NearKind))
+        if near_distance is not None:
+            check_count("near_distance", near_distance, 0)
+            if near == "features" or near_distance not in partition.radii:
+                raise ValueError(
+                    'near_distance is how far near="softmax" goes, one of the radii of the '
+                    f"partition, here {partition.radii}; got {near_distance=}, {near=}. None takes "
+                    "all its boxes."
+                )
         check_count("num_prefix_tokens", num_prefix_tokens, 0)
         self.near, self.near_distance = near, near_distance
         self.num_prefix_tokens = num_prefix_tokens
@@ -320,7 +328,9 @@ class RippleHeads(RippleCore, nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        self.head_dim, self.num_heads, self.scale = head_dim, num_heads, scale
+        self.head_dim = check_count("head_dim", head_dim)
+        self.num_heads = check_count("num_heads", num_heads)
+        self.scale = None if scale is None else check_number("scale", scale)
         made: dict[str, Any] = {"device": device, "dtype": dtype}
         self.feature_map = make_feature_map(
             default_feature_map(near) if feature_map is None else feature_map,
@@ -370,18 +380,20 @@ class RippleHeads(RippleCore, nn.Module):
         return self.attend_tokens(q, k, v, grid_size, key_padding_mask)
 
     def _check(self, q: Tensor, k: Tensor, v: Tensor, grid_size: tuple[int, int]) -> None:
-        if not (holds_floats(q) and holds_floats(k) and holds_floats(v)):
-            raise ValueError(
-                "q, k and v must be dense tensors of floats; got "
-                f"{describe(q)}; {describe(k)}; {describe(v)}. {REMEDY}"
-            )
         P, (H, W) = self.num_prefix_tokens, check_pair("grid_size", grid_size, 0)
-        shape = (*v.shape[:1], P + H * W, self.num_heads, self.head_dim)
-        if not q.shape == k.shape == v.shape == shape:
+        for x in (q, k, v):
+            if not holds_floats(x) or x.dim() != 4:
+                raise ValueError(
+                    f"q, k and v must be floating-point (B, L, N, D); got {describe(x)}. {REMEDY}"
+                )
+        alike = q.dtype == k.dtype == v.dtype and q.device == k.device == v.device
+        shape = (v.shape[0], P + H * W, self.num_heads, self.head_dim)
+        if not (alike and v.dim() == 4 and q.shape == k.shape == v.shape == shape):
             raise ValueError(
                 "q, k and v must be tokens in a row (B, P + H·W, N, D), the prefix tokens first, "
-                f"with P={P}, N={self.num_heads}, D={self.head_dim}; got {grid_size=} and shapes "
-                f"{tuple(q.shape)}, {tuple(k.shape)}, {tuple(v.shape)}"
+                f"with P={P}, N={self.num_heads}, D={self.head_dim}, of one type and device; got "
+                f"{grid_size=} and {describe(q)}; {describe(k)}; {describe(v)}. A grid becomes a "
+                "row by x.flatten(1, 2)."
             )
 
     def extra_repr(self) -> str:
@@ -409,7 +421,7 @@ def split_mask(
         got = f"{mask.dtype}, {tuple(mask.shape)}" if isinstance(mask, Tensor) else type(mask)
         raise ValueError(
             "key_padding_mask must be bool, True for padded tokens, of shape "
-            f"{', '.join(map(str, dict.fromkeys(known)))}; got {got}"
+            f"{', '.join(map(str, dict.fromkeys(known)))}; got {got}. A 0/1 mask needs .bool()."
         )
     mask = mask.flatten(1)
     if mask.shape[1] == L:

@@ -307,6 +307,9 @@ def layers():
             balanced=FLAGS,
             halt_threshold=(*numbers(0, 1), None),
             tail=("shared", None, 1),
+            near=NAMES,
+            near_distance=(-1, 9, True, 2.0, "3", 2),
+            num_prefix_tokens=[x for x in COUNTS if type(x) is not int or x],
             implementation=NAMES,
         ),
     )
@@ -325,18 +328,20 @@ def layers():
             )
             for what, other in ((f"{what} as {name}", x) for what, x in unfit.items())
             if what != "another type as far_scale"
-        ],
+        ]
+        + list(with_options(run, near=("softmax", 1))),
     )
     heads = partial(ripple.RippleHeads, 8, 2)
     row = X.flatten(1, 2)
     yield "RippleHeads", [
+        *with_options(partial(heads(), row, row, row), grid_size=sizes),
         *with_options(partial(ripple.RippleHeads, num_heads=2), head_dim=COUNTS),
         *with_options(partial(ripple.RippleHeads, 8), num_heads=COUNTS),
         *with_options(
             heads,
             max_distance=COUNTS, weights=NAMES, near=NAMES, near_distance=(1, -1, "1"),
             num_prefix_tokens=(-1, 1.0, "1", None, True), eps=(*numbers(0), None),
-            implementation=NAMES,
+            implementation=NAMES, scale=numbers(),
         ),
         *in_place(partial(heads(), grid_size=(3, 4)), {"q": row, "k": row, "v": row}),
     ]  # fmt: skip
