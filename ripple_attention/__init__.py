@@ -15,7 +15,7 @@ from ripple_attention.modules import (
     SoftmaxAttention,
     record_spatial_weights,
 )
-from ripple_attention.partition import Partition, chebyshev, dense, logarithmic
+from ripple_attention.partition import Partition, chebyshev, dense, foveal, logarithmic
 from ripple_attention.spatial_weights import (
     SpatialWeights,
     fixed_weights,
@@ -41,6 +41,7 @@ __all__ = [
     "dense",
     "explain",
     "fixed_weights",
+    "foveal",
     "halt",
     "halt_group",
     "linear_attention",

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from ripple_attention.ops.tile_sums import TILE
 from ripple_attention.ops.tiled import halo_size
 
 LOG = logging.getLogger("ripple_attention")
@@ -40,6 +41,10 @@ LARGE_SHARED = 160
 # ratio of their costs in `ripple bench op` (64×64 tokens, float32, both passes, 2 CPU cores).
 TABLE_PENALTY = 14
 
+# The states of a wide box by shared sums: making, adding up and reading them, in M·E multiply-adds
+# for each query.
+WIDE_BOX = 12
+
 # Up to so many tokens all pairs as kernels beat, in half precision, all that serves wide groups but
 # tiles as kernels (`ripple bench op`, 16,384 tokens, both passes, one H200), in little memory.
 PAIRS_TOKENS = 16384
@@ -47,6 +52,9 @@ PAIRS_TOKENS = 16384
 # Whether "auto" takes kernels for the window of near softmax. The interpreter proves them, and they
 # compile for GPUs, but nobody has timed them on one: until then they run only by name.
 NEAR_KERNELS = False
+
+# Nobody has run `tile_sums_triton` on a GPU yet, so "auto" does not take it.
+COARSE_KERNELS_ARE_MEASURED = False
 
 # The cost of what "auto" takes only where nothing else can run.
 NEVER = 1e30
@@ -74,6 +82,8 @@ class Problem(NamedTuple):
     shared: int = LARGE_SHARED  # kilobytes of shared memory that a block may have
     near: int | None = None  # the radius within which tokens weigh by softmax, outside of `radii`
     prefix: int = 0  # tokens without a place on the grid
+    tile_radii: tuple[int, ...] = ()  # of coarse rings
+    tile: int = 0
 
 
 @dataclass(frozen=True)
@@ -147,6 +157,17 @@ def _kernels(problem: Problem) -> str | None:
     return _plain(problem)
 
 
+def _boxes(supports: Callable[[Problem], str | None]) -> Callable[[Problem], str | None]:
+    """What an algorithm asks for that knows boxes around tokens only."""
+
+    def check(problem: Problem) -> str | None:
+        if problem.tile_radii:
+            return f"has no coarse rings; got some of {problem.tile_radii} tiles"
+        return supports(problem)
+
+    return check
+
+
 def _plain(problem: Problem) -> str | None:
     if problem.transformed:
         return "has no forward-mode derivatives and none of torch.func"
@@ -211,6 +232,25 @@ def _fused(problem: Problem) -> str | None:
     return reason or _tiles(problem)
 
 
+def _coarse(problem: Problem) -> str | None:
+    if not problem.tile_radii:
+        return "needs coarse rings, as those of foveal; got boxes around tokens alone"
+    if problem.tile % 8:
+        return f"needs tiles of a multiple of 8 tokens; got {problem.tile}"
+    width = max(problem.num_features, problem.value_dim)
+    if width > 64 and problem.shared < LARGE_SHARED:
+        return (
+            f"needs {LARGE_SHARED} kB of shared memory for more than 64 features or value "
+            f"channels; got {width}, and a GPU of {problem.shared}"
+        )
+    return _tiles(problem)
+
+
+def _coarse_cost(problem: Problem) -> float:
+    measured = COARSE_KERNELS_ARE_MEASURED and problem.device == "cuda"
+    return 1.0 if measured else math.inf
+
+
 def _on_gpu(cost: float) -> Callable[[Problem], float]:
     return lambda problem: cost if problem.device == "cuda" else math.inf
 
@@ -234,20 +274,46 @@ def _boxes_cost(problem: Problem) -> float:
     return 0.99 * _table_cost(problem) if problem.device == "cuda" else math.inf
 
 
+def _tile_sums_cost(problem: Problem) -> float:
+    if problem.device == "cuda" and not problem.tile_radii:
+        return math.inf  # many small products: not yet measured there
+    M, E, radii = problem.num_features, problem.value_dim, _radii(problem)
+    near = max([0, *(radius for radius in radii if radius < TILE)])
+    cost = halo_size(*problem.grid, near) * (M + E) + M * E
+    if problem.tile_radii:
+        return cost + 2 * len(problem.tile_radii) * M * E
+    for radius in radii:
+        if radius >= TILE:
+            corners = (2 * (TILE - 1 + (radius + 1) % TILE)) ** 2
+            cost += WIDE_BOX * M * E + corners * (M + E)
+    return cost
+
+
 def _radii(problem: Problem) -> tuple[int, ...]:
     return problem.radii or (0,)
 
 
 BACKENDS = (
-    Backend("fused", "all between a layer's projections by kernels", _fused, _on_gpu(0.0)),
-    Backend("tiled_triton", "a window and one far sum, by kernels", _tiles, _on_gpu(1.0)),
-    Backend("naive_triton", "all pairs, by kernels", _kernels, _pairs_cost),
-    Backend("tiled", "a window and one far sum", _plain, _tiled_cost),
-    Backend("table_triton", "summed-area tables, by kernels", _kernels, _boxes_cost),
-    Backend("table", "summed-area tables", _plain, _table_cost),
+    Backend("fused", "all between a layer's projections by kernels", _boxes(_fused), _on_gpu(0.0)),
+    Backend("tiled_triton", "a window and one far sum, by kernels", _boxes(_tiles), _on_gpu(1.0)),
+    Backend("naive_triton", "all pairs, by kernels", _boxes(_kernels), _pairs_cost),
+    Backend("tiled", "a window and one far sum", _boxes(_plain), _tiled_cost),
+    Backend("tile_sums", "a window and sums that tiles share", _plain, _tile_sums_cost),
+    Backend("tile_sums_triton", "a window and coarse rings, by kernels", _coarse, _coarse_cost),
+    Backend("table_triton", "summed-area tables, by kernels", _boxes(_kernels), _boxes_cost),
+    Backend("table", "summed-area tables", _boxes(_plain), _table_cost),
     Backend("naive", "all pairs: the definition", lambda _: None, lambda _: NEVER),
 )
-IMPLEMENTATIONS = ("naive", "table", "tiled", "tiled_triton", "table_triton", "naive_triton")
+IMPLEMENTATIONS = (
+    "naive",
+    "table",
+    "tiled",
+    "tile_sums",
+    "tiled_triton",
+    "tile_sums_triton",
+    "table_triton",
+    "naive_triton",
+)
 
 
 def candidates(implementation: str) -> tuple[str, ...]:
@@ -262,7 +328,8 @@ def choose(problem: Problem, implementation: str = "auto") -> str:
 
     "auto" takes the cheapest that can: on a GPU kernels by tiles where they reach, for wider
     partitions those by pairs or tables; elsewhere tiles or tables, by their multiply-adds. For each
-    query and head, tiles spend M + E on every key of their halo and M·E on the far part; a table
+    query and head, tiles spend M + E on every key of their halo and M·E on the far part; sums that
+    tiles share cost `WIDE_BOX` times M·E and the pairs in its corners for every wide box; a table
     reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those.
     """
     if torch.compiler.is_compiling():

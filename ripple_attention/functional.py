@@ -49,6 +49,7 @@ from ripple_attention.ops.near import (
     window_forward,
 )
 from ripple_attention.ops.table import table_backward, table_forward
+from ripple_attention.ops.tile_sums import tile_sums_backward, tile_sums_forward
 from ripple_attention.ops.tiled import tiled_backward, tiled_forward
 from ripple_attention.ops.tiling import far_sums_like
 from ripple_attention.partition import Partition
@@ -57,12 +58,18 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "naive": ripple_naive,
     "table": register("table", table_forward, table_backward),
     "tiled": register("tiled", tiled_forward, tiled_backward),
+    "tile_sums": register("tile_sums", tile_sums_forward, tile_sums_backward),
     "tiled_triton": register(
         "tiled_triton",
         lazy_import("window", "tiled_triton_forward"),
         lazy_import("window", "tiled_triton_backward"),
         lazy_import("window", "tiled_triton_inference"),
         extra_output=far_sums_like,
+    ),
+    "tile_sums_triton": register(
+        "tile_sums_triton",
+        lazy_import("coarse", "tile_sums_triton_forward"),
+        lazy_import("coarse", "tile_sums_triton_backward"),
     ),
     "table_triton": register(
         "table_triton",
@@ -146,9 +153,11 @@ def ripple_attention(
         prefix_padding_mask: Bool (B, P), True for padded ones.
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
-            far sum), "naive_triton", "table_triton" and "tiled_triton" (the same as Triton kernels:
-            NVIDIA GPUs, not float64, for tiles a reach of at most 16), or "auto" for what
-            `dispatch.choose` expects to be fastest; `explain` prints it.
+            far sum), "tile_sums" (near window and sums that tiles share), "naive_triton",
+            "table_triton", "tiled_triton" and "tile_sums_triton" (the same as Triton kernels:
+            NVIDIA GPUs, not float64, for tiles a reach of at most 16, for sums that tiles share
+            coarse rings alone), or "auto" for what `dispatch.choose` expects to be fastest;
+            `explain` prints it.
         eps: Added to the denominator, at least 0.
 
     Returns:
@@ -180,13 +189,13 @@ def ripple_attention(
         k, v = without_padding(k, v, key_padding_mask)
     if is_exporting():
         with without_autocast(v):
-            return ripple_export(q, k, v, spatial_weights, list(partition.radii), eps)
+            return ripple_export(q, k, v, spatial_weights, partition.bounds, eps)
     problem = problem_of(q, k, v, spatial_weights, partition)
     name = dispatch.choose(problem, implementation)
     if name != "naive" or key_padding_mask is not None:
         spatial_weights = drop_empty_groups(spatial_weights, partition, key_padding_mask)
     with without_autocast(v):
-        return OPERATORS[name](q, k, v, spatial_weights, list(partition.radii), eps)
+        return OPERATORS[name](q, k, v, spatial_weights, partition.bounds, eps)
 
 
 def _with_shares(
@@ -235,7 +244,7 @@ def _with_shares(
             if prefix is not None:
                 seen = merge(seen, prefix_by_softmax(near.q, prefix, of_prefix, scale))
             share, eps = as_share(*seen, near.far_scale), 0.0
-        radii = list(partition.radii)
+        radii = partition.bounds
         if is_exporting():
             return ripple_export(q, k, v, weights, radii, eps, *share)
         if name != "naive" or mask is not None:
@@ -327,6 +336,9 @@ def problem_of(
         head_dim=0 if near is None else near.q.shape[-1],
         transformed=is_transformed(q, k, v, spatial_weights, *(near or ())[:3]),
         near=None if near is None else partition.radii[0],
+        shared=dispatch.shared_memory(v.device.type, v.device.index),
+        tile_radii=partition.tile_radii,
+        tile=partition.tile,
     )
 
 
@@ -445,9 +457,9 @@ def ripple_softmax_attention(
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else check_number("scale", scale)
     if v.numel() == 0:
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
-    radii = list(partition.radii)
+    bounds = partition.bounds
     with without_autocast(v):
-        return ripple_softmax(q, k, v, spatial_weights, radii, key_padding_mask, scale)
+        return ripple_softmax(q, k, v, spatial_weights, bounds, key_padding_mask, scale)
 
 
 def _refuse_negative(spatial_weights: Tensor) -> None:

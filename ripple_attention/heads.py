@@ -4,6 +4,8 @@
 `RippleAttention` is the same with its projections.
 """
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args
 
 import torch
@@ -41,11 +43,11 @@ from ripple_attention.ops.common import (
     without_autocast,
 )
 from ripple_attention.ops.fused import fused_features, fused_ripple_attention, fused_weights
-from ripple_attention.partition import Partition, chebyshev, logarithmic
+from ripple_attention.partition import Partition, chebyshev, foveal, logarithmic
 from ripple_attention.spatial_weights import SpatialWeights, Tail, WeightKind
 
 NearKind = Literal["features", "softmax"]
-PartitionKind = Literal["chebyshev", "logarithmic"]
+PartitionKind = Literal["chebyshev", "logarithmic", "foveal"]
 
 
 class FarScale(nn.Module):
@@ -123,6 +125,8 @@ class FeatureHeads:
             dispatch.shared_memory(x.device.type, x.device.index),
             None if self.near == "features" or not radii else radii[0],
             self.num_prefix_tokens,
+            () if self.partition is None else self.partition.tile_radii,
+            0 if self.partition is None else self.partition.tile,
         )
 
     def _far_radii(self) -> tuple[int, ...] | None:
@@ -311,6 +315,7 @@ class RippleHeads(RippleCore, nn.Module):
         *,
         max_distance: int = 4,
         partition: PartitionKind | Partition = "chebyshev",
+        tile: int = 8,
         weights: WeightKind = "stick-breaking",
         balanced: bool = True,
         halt_threshold: float = 0.001,
@@ -343,7 +348,7 @@ class RippleHeads(RippleCore, nn.Module):
         self.eps = check_eps(eps)
         self._set_up(
             num_heads,
-            make_partition(partition, max_distance),
+            make_partition(partition, max_distance, tile),
             weights,
             near,
             near_distance,
@@ -461,9 +466,12 @@ def make_feature_map(
     )
 
 
-def make_partition(partition: str | Partition, max_distance: int) -> Partition:
+def make_partition(partition: str | Partition, max_distance: int, tile: int) -> Partition:
     """A partition by name, or the partition itself."""
-    known = {"chebyshev": chebyshev, "logarithmic": logarithmic}
+    in_tiles = partial(foveal, tile=tile)
+    known: dict[str, Callable[[int], Partition]] = {
+        "chebyshev": chebyshev, "logarithmic": logarithmic, "foveal": in_tiles
+    }  # fmt: skip
     if isinstance(partition, Partition):
         return partition
     if not isinstance(partition, str) or partition not in known:

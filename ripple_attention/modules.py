@@ -362,8 +362,10 @@ class RippleAttention(RippleCore, LinearAttention):
     Args:
         max_distance: R_max ≥ 1. Tokens at this distance and beyond are one group, the rest. (With
             the logarithmic partition, the distance that its rings cover.)
-        partition: "chebyshev" for rings one token thick, "logarithmic" for rings that double, or a
-            `Partition`, which then stands instead of `max_distance`.
+        partition: "chebyshev" for rings one token thick, "logarithmic" for rings that double,
+            "foveal" for rings one token thick and coarse ones of tiles beyond, or a `Partition`,
+            which then stands instead of `max_distance`.
+        tile: Rows and columns of the tiles of foveal rings; no other partition has any.
         weights: Kind of spatial weights, see `SpatialWeights`.
         balanced: Whether weights start uniform (or as 1/2, 1/4, …), see `stick_breaking`.
         halt_threshold: τ, what is left of the stick when the ripple halts; see `halt`.
@@ -395,6 +397,7 @@ class RippleAttention(RippleCore, LinearAttention):
         *,
         max_distance: int = 4,
         partition: PartitionKind | Partition = "chebyshev",
+        tile: int = 8,
         weights: WeightKind = "stick-breaking",
         balanced: bool = True,
         halt_threshold: float = 0.001,
@@ -428,7 +431,7 @@ class RippleAttention(RippleCore, LinearAttention):
         )
         self._set_up(
             num_heads,
-            make_partition(partition, max_distance),
+            make_partition(partition, max_distance, tile),
             weights,
             near,
             near_distance,
@@ -461,10 +464,13 @@ class RippleAttention(RippleCore, LinearAttention):
         return self.proj_drop(self.proj(out.flatten(2)))
 
     def extra_repr(self) -> str:
-        radii, name = self.partition.radii, self.implementation
+        partition, name = self.partition, self.implementation
         more = f", near={self.near!r}" if self.near != "features" else ""
         more += f", num_prefix_tokens={self.num_prefix_tokens}" if self.num_prefix_tokens else ""
-        return f"radii={radii}, implementation={name!r}, {super().extra_repr()}{more}"
+        rings = f"radii={partition.radii}"
+        if partition.tile:
+            rings += f", tile={partition.tile}, tile_radii={partition.tile_radii}"
+        return f"{rings}, implementation={name!r}, {super().extra_repr()}{more}"
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Partitions: which tokens ripple out together around a query."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -21,8 +21,15 @@ class Partition:
     without the one before it, and the last group is the rest: every token outside the last box.
     Distance is Chebyshev, `max(|Δrow|, |Δcolumn|)`; boxes are clipped at the border of the grid.
 
+    Coarse rings may follow the last box: what lies outside it is then split by the Chebyshev
+    distance between the tile of the query and the tile of the key, where tiles of `tile` × `tile`
+    tokens cover the grid from its first token on. The rest is every tile outside the last.
+
     Args:
         radii: Box radii, strictly increasing, each ≥ 0, at least one.
+        tile: Rows and columns of a tile; 0 without coarse rings. More than the last of `radii`, so
+            that boxes lie within the tiles around the query's.
+        tile_radii: Bounds of the coarse rings in tiles, strictly increasing, each ≥ 1.
 
     >>> chebyshev(4).radii
     (0, 1, 2, 3)
@@ -31,8 +38,10 @@ class Partition:
     """
 
     radii: tuple[int, ...]
+    tile: int
+    tile_radii: tuple[int, ...]
 
-    def __init__(self, radii: Iterable[int]):
+    def __init__(self, radii: Iterable[int], tile: int = 0, tile_radii: Iterable[int] = ()):
         given, radii = radii, tuple(radii) if isinstance(radii, Iterable) else ()
         whole = all(isinstance(radius, int) and not isinstance(radius, bool) for radius in radii)
         rising = whole and all(low < high for low, high in pairwise(radii))
@@ -44,20 +53,53 @@ class Partition:
                 f"radii={shorten(radii or given)}. Use chebyshev(max_distance) or "
                 "logarithmic(max_distance) for the usual ones."
             )
+        tile_radii = tuple(tile_radii)
+        if (tile or tile_radii) and not _are_coarse_rings(radii[-1], tile, tile_radii):
+            raise ValueError(
+                "coarse rings need a tile larger than the last radius, a whole number, and at least"
+                " one tile radius, all of them whole, at least 1 and strictly increasing; got "
+                f"{radii=}, {tile=}, {tile_radii=}. Use foveal(max_distance, tile, rings)."
+            )
         object.__setattr__(self, "radii", radii)
+        object.__setattr__(self, "tile", tile)
+        object.__setattr__(self, "tile_radii", tile_radii)
 
     @property
     def num_groups(self) -> int:
-        """G: one group for each box, and the rest."""
-        return len(self.radii) + 1
+        """G: one group for each box and each coarse ring, and the rest."""
+        return len(self.radii) + len(self.tile_radii) + 1
+
+    @property
+    def bounds(self) -> list[int]:
+        """What operators are given: the radii, and before the tile radii the tile, negative."""
+        return [*self.radii, *([-self.tile] if self.tile else []), *self.tile_radii]
+
+    @classmethod
+    def from_bounds(cls, bounds: Sequence[int]) -> "Partition":
+        """The inverse of `bounds`.
+
+        >>> foveal(2, tile=4, rings=2).bounds
+        [0, 1, -4, 1, 3]
+        >>> Partition.from_bounds([0, 1, -4, 1, 3]) == foveal(2, tile=4, rings=2)
+        True
+        """
+        end = next((i for i, bound in enumerate(bounds) if bound < 0), len(bounds))
+        return cls(bounds[:end], -sum(bounds[end : end + 1]), bounds[end + 1 :])
 
     @property
     def reach(self) -> int:
-        """The radius of the last box: tokens farther away than this are the rest."""
+        """The radius of the last box: farther tokens are the rest, or in coarse rings."""
         return self.radii[-1]
+
+    @property
+    def extent(self) -> int:
+        """How far from a query a token may be that is not in the rest."""
+        return self.tile * (self.tile_radii[-1] + 1) - 1 if self.tile else self.reach
 
     def group_of_distance(self, size: int, device: torch.device | str | None = None) -> Tensor:
         """The group of each distance 0 … size − 1: the count of boxes that do not hold it.
+
+        Coarse rings are left out: outside the last box all is one group.
 
         >>> logarithmic(3).group_of_distance(6)
         tensor([0, 1, 2, 2, 3, 3])
@@ -97,9 +139,8 @@ class Partition:
                 f"the query must lie inside the grid; got {query=} and {grid_size=}. "
                 "Rows and columns are counted from 0."
             )
-        down = (torch.arange(height) - row).abs()[:, None]
-        across = (torch.arange(width) - column).abs()[None, :]
-        return self.group_of_distance(max(grid_size))[torch.maximum(down, across)]
+        rows, columns = torch.arange(height)[:, None], torch.arange(width)
+        return self._groups(row, rows, column, columns, max(grid_size))
 
     def pair_groups(
         self, grid_size: tuple[int, int], device: torch.device | str | None = None
@@ -112,9 +153,21 @@ class Partition:
         height, width = check_pair("grid_size", grid_size, 0)
         rows = torch.arange(height, device=device).repeat_interleave(width)
         columns = torch.arange(width, device=device).repeat(height)
-        down = (rows[:, None] - rows).abs()
-        across = (columns[:, None] - columns).abs()
-        return self.group_of_distance(max(grid_size), device)[torch.maximum(down, across)]
+        return self._groups(rows[:, None], rows, columns[:, None], columns, max(grid_size))
+
+    def _groups(
+        self, row: Tensor | int, rows: Tensor, column: Tensor | int, columns: Tensor, side: int
+    ) -> Tensor:
+        """The groups of keys for queries, both by row and column of a grid of at most `side`."""
+        distance = torch.maximum((rows - row).abs(), (columns - column).abs())
+        groups = self.group_of_distance(side, rows.device)[distance]
+        if self.tile:
+            T = self.tile
+            down, across = rows // T - row // T, columns // T - column // T
+            tiles = torch.maximum(down.abs(), across.abs())
+            for radius in self.tile_radii:
+                groups = groups + (tiles > radius)
+        return groups
 
 
 def chebyshev(max_distance: int) -> Partition:
@@ -138,6 +191,31 @@ def logarithmic(max_distance: int) -> Partition:
     return Partition(radii)
 
 
+def foveal(max_distance: int = 4, tile: int = 8, rings: int = 3) -> Partition:
+    """Rings one token thick near by, and beyond them coarse rings that double.
+
+    As `chebyshev(max_distance)`, but that the rest is split by the distance between the tiles, of
+    `tile` × `tile` tokens, of query and key: at most 1 tile; 2–3; 4–7; … and, outside the last
+    ring, the rest. There are max_distance + rings + 1 groups on every grid.
+
+    Args:
+        max_distance: R_max ≥ 1, at most `tile`.
+        tile: Rows and columns of a tile.
+        rings: How many coarse rings, at least 1: r of them reach (2^r − 1)·tile tokens.
+
+    >>> foveal(2, tile=2, rings=1).groups((0, 0), (1, 7))
+    tensor([[0, 1, 2, 2, 3, 3, 3]])
+    """
+    _checked_distance(max_distance, MOST_RINGS)
+    counts = all(isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in (tile, rings))
+    if not counts or tile < max_distance:
+        raise ValueError(
+            "tile and rings must be whole numbers ≥ 1, and a tile at least max_distance wide; got "
+            f"{max_distance=}, {tile=}, {rings=}. Take a larger tile or a smaller max_distance."
+        )
+    return Partition(range(max_distance), tile, [2**ring - 1 for ring in range(1, rings + 1)])
+
+
 def dense(grid_size: tuple[int, int]) -> Partition:
     """A ring for every distance that occurs on the grid.
 
@@ -156,3 +234,9 @@ def _checked_distance(max_distance: int, most: int) -> int:
             "A distance beyond the grid changes nothing: max(H, W) is enough."
         )
     return max_distance
+
+
+def _are_coarse_rings(reach: int, tile: int, tile_radii: tuple[int, ...]) -> bool:
+    whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (tile, *tile_radii))
+    rising = all(low < high for low, high in pairwise((0, *tile_radii)))
+    return whole and bool(tile_radii) and rising and tile > reach

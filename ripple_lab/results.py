@@ -14,6 +14,7 @@ KINDS: dict[str, set[str]] = {
     "metrics": {"kind", "step", "epoch", "loss"},
     "layers": _TIMED | {"dim", "heads", "tokens", "peak_mb"},
     "detectors": _TIMED | {"part"},
+    "rings": _TIMED | {"heads", "head_dim", "partition"},  # operators of other partitions
     "operators": _TIMED | {"heads", "head_dim", "max_distance", "tokens", "peak_mb"},
     "models": _TIMED | {"images_per_second", "tokens", "peak_mb"},
 }

@@ -105,14 +105,13 @@ def drop_empty_groups(
     """
     _, H, W, _, _ = spatial_weights.shape
     if key_padding_mask is None:
-        if partition.reach < max(H // 2, W // 2):
+        if partition.extent < max(H // 2, W // 2):
             return spatial_weights  # even from the middle, some token is in each group
         keys = torch.ones(1, H, W, dtype=torch.int64, device=spatial_weights.device)
     else:
         keys = (~key_padding_mask).long()
     table = F.pad(keys.cumsum(1).cumsum(2), (1, 0, 1, 0))  # ([B,] H+1, W+1)
-    radii = partition.box_radii(keys.device)
-    (top, bottom), (left, right) = (_box_edges(size, radii) for size in (H, W))
+    (top, bottom), (left, right) = (_box_edges(size, partition, keys.device) for size in (H, W))
     top, bottom = top[:, None], bottom[:, None]  # (H, 1, G−1)
     boxes = table[:, bottom, right] - table[:, top, right]
     boxes = boxes - table[:, bottom, left] + table[:, top, left]  # ([B,] H, W, G−1)
@@ -121,7 +120,14 @@ def drop_empty_groups(
     return spatial_weights.masked_fill((counts == 0).unsqueeze(3), 0)
 
 
-def _box_edges(size: int, radii: Tensor) -> tuple[Tensor, Tensor]:
+def _box_edges(size: int, partition: Partition, device: torch.device) -> tuple[Tensor, Tensor]:
     """The first cell and the one behind the last of each cell's boxes on an axis: (size, G−1)."""
-    centre = torch.arange(size, device=radii.device)[:, None]
-    return (centre - radii).clamp(min=0), (centre + radii + 1).clamp(max=size)
+    centre = torch.arange(size, device=device)[:, None]
+    radii = partition.box_radii(device)
+    start, stop = centre - radii, centre + radii + 1
+    if partition.tile:
+        tile = centre // partition.tile
+        radii = Partition(partition.tile_radii).box_radii(device)
+        start = torch.cat([start, (tile - radii) * partition.tile], 1)
+        stop = torch.cat([stop, (tile + radii + 1) * partition.tile], 1)
+    return start.clamp(min=0), stop.clamp(max=size)

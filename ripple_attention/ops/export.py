@@ -27,24 +27,26 @@ def ripple_export(
     k: Tensor,
     v: Tensor,
     spatial_weights: Tensor,
-    radii: list[int],
+    bounds: list[int],
     eps: float,
     numerator: Tensor | None = None,
     total: Tensor | None = None,
 ) -> Tensor:
     """Ripple attention for `torch.export`. Arguments as in `ripple_naive`.
 
-    Memory grows with L·(TILE + 2·reach)², or with L² if the reach is more than `WIDEST_HALO`.
-    Weights of rings without a key may be anything. With `numerator` and `total` the mean has one
-    share more, as in `library.register_shared`.
+    Memory grows with L·(TILE + 2·reach)², or with L² if the reach is more than `WIDEST_HALO` or the
+    partition has coarse rings. Weights of rings without a key may be anything. With `numerator`
+    and `total` the mean has one share more, as in `library.register_shared`.
     """
     _, H, W, _, _ = v.shape
-    partition = Partition(radii)
+    partition = Partition.from_bounds(bounds)
     tiles = tile_grid(H, W, partition, v.device)
 
     queries, keys, values, weights = (by_head(x) for x in (q, k, v, spatial_weights))
     values = torch.cat([values, torch.ones_like(values[..., :1])], -1)  # (B·N, L, E+1)
     rest = weights[..., -1:].masked_fill(_rest_is_empty(keys, H, W, partition.reach), 0)
+    if partition.tile:
+        rest = torch.zeros_like(rest)  # every pair is met, those of the rest too
     far = torch.bmm(rest * queries, torch.bmm(keys.mT, values))  # (B·N, L, E+1)
 
     tile_queries = gather(queries, tiles.queries)  # (B·N·tiles, tile, M)
@@ -80,7 +82,7 @@ class Tiles(NamedTuple):
 
 def tile_grid(H: int, W: int, partition: Partition, device: torch.device) -> Tiles:
     """Tiles of TILE × TILE queries; or, for a wide partition, the grid as one tile."""
-    if partition.reach <= WIDEST_HALO:
+    if partition.reach <= WIDEST_HALO and not partition.tile:
         margin, tile_rows, tile_columns = partition.reach, TILE, TILE
         across = (W + TILE - 1) // TILE
         # One tile more than needed: a size that may be 1 would be a constant of the graph.
@@ -101,6 +103,13 @@ def tile_grid(H: int, W: int, partition: Partition, device: torch.device) -> Til
     distance = torch.maximum(down, aside).flatten(2, 3).flatten(0, 1)  # (tile, halo)
     groups = partition.group_of_distance(partition.reach + 2, device)
     groups = groups[distance.clamp(max=partition.reach + 1)]
+    if partition.tile:
+        in_tiles = (rows // partition.tile, columns // partition.tile)
+        below, beside = ((x[:, None] - x).abs() for x in in_tiles)
+        distance = torch.maximum(below[:, None, :, None], beside[None, :, None, :])
+        distance = distance.flatten(2, 3).flatten(0, 1)
+        for radius in partition.tile_radii:
+            groups = groups + (distance > radius).long()
 
     tile_row, row = _divide(torch.arange(H, device=device)[:, None], tile_rows)
     tile_column, column = _divide(torch.arange(W, device=device), tile_columns)

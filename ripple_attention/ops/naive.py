@@ -18,7 +18,7 @@ def ripple_naive(
         q, k: Mapped queries and keys (B, H, W, N, M); padded keys are zero.
         v: Values (B, H, W, N, E).
         spatial_weights: (B, H, W, N, G).
-        radii: Box radii of the partition.
+        radii: Bounds of the partition's groups (`Partition.bounds`).
         eps: Added to the denominator.
 
     Returns:
@@ -82,7 +82,7 @@ def ripple_softmax(
 def _pair_weights(spatial_weights: Tensor, radii: list[int]) -> Tensor:
     """The weight of every key for every query: (B, H, W, N, G) → (B, N, L, L)."""
     B, H, W, N, _ = spatial_weights.shape
-    groups = Partition(radii).pair_groups((H, W), spatial_weights.device)  # (L, L)
+    groups = Partition.from_bounds(radii).pair_groups((H, W), spatial_weights.device)  # (L, L)
     return _heads_first(spatial_weights).gather(-1, groups.expand(B, N, -1, -1))
 
 

@@ -17,7 +17,7 @@ from ripple_attention.functional import (
     ripple_softmax_attention,
 )
 from ripple_attention.ops.common import accumulation_dtype, safe_divide
-from ripple_attention.partition import Partition, chebyshev
+from ripple_attention.partition import Partition, chebyshev, foveal, logarithmic
 from ripple_lab import machine, results
 from ripple_lab.bench import measure
 
@@ -27,6 +27,13 @@ Row = dict[str, Any]
 PASSES = ("forward", "forward+backward")
 FLOOR = "floor: a copy of the same bytes"
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
+
+
+PARTITIONS: dict[str, Callable[[int], Partition]] = {
+    "chebyshev": chebyshev,
+    "logarithmic": logarithmic,
+    "foveal": foveal,
+}
 
 
 @dataclass(frozen=True)
@@ -44,6 +51,12 @@ class OpBenchmark:
     only: tuple[str, ...] = ()  # names of systems; all unless given
     patience: float = 5.0
     seed: int = 0
+    partition: str = "chebyshev"
+
+    @property
+    def groups(self) -> Partition:
+        """The partition of `max_distance`."""
+        return PARTITIONS[self.partition](self.max_distance)
 
 
 def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str, System]:
@@ -59,18 +72,18 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         device, width = torch.device(config.device), config.head_dim
         dtype, machine = getattr(torch, config.dtype), dispatch.kernels_can_run(device.type)
         problem = dispatch.Problem(
-            (1, 1), width, width, partition.radii, dtype, device.type, machine
-        )
+            (1, 1), width, width, partition.radii, dtype, device.type, machine,
+            tile_radii=partition.tile_radii, tile=partition.tile,
+        )  # fmt: skip
         backend = next(b for b in dispatch.BACKENDS if b.name == name)
         return backend.supports(problem) is None
 
-    kernels = ("tiled_triton", "table_triton", "naive_triton")
-    able = [name for name in kernels if can_run(name)]
+    kernels = ("tiled_triton", "tile_sums_triton", "table_triton", "naive_triton")
+    able = [name for name in (*kernels, "tiled", "tile_sums", "table") if can_run(name)]
+    paper = {"ripple table by autograd": lambda *x: table_by_autograd(partition, *x)}
     return {
         **{f"ripple {name.replace('_', ' ')}": ripple(name) for name in able},
-        "ripple tiled": ripple("tiled"),
-        "ripple table": ripple("table"),
-        "ripple table by autograd": lambda *x: table_by_autograd(partition, *x),
+        **({} if partition.tile else paper),
         "ripple naive": ripple("naive"),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
@@ -130,7 +143,7 @@ def softmax_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -> Iterator[Row]:
     """Checks, then times, every system at every size; yields a row for each and each pass."""
     device = torch.device(config.device)
-    partition = chebyshev(config.max_distance)
+    partition = config.groups
     known = systems(partition, config)
     common = {
         "hardware": machine.hardware(device),
@@ -138,6 +151,8 @@ def run(config: OpBenchmark, progress: Callable[[str], None] = lambda _: None) -
         **{name: asdict(config)[name] for name in ("dtype", "batch", "heads", "head_dim")},
         "max_distance": config.max_distance,
     }
+    if config.partition != "chebyshev":
+        common["partition"] = config.partition
     for side in config.sides:
         inputs = make_inputs(config, side, partition)
         runnable, refused = {}, {}
@@ -213,7 +228,7 @@ def disagreements(
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
     known = systems(partition, config)
-    references = ["ripple naive triton", "ripple tiled"]
+    references = ["ripple naive triton", "ripple tiled", "ripple tile sums"]
     if "ripple naive" in runnable:
         references = ["ripple naive"]
     reference_name = next(name for name in references if name in known)
@@ -223,7 +238,7 @@ def disagreements(
         if "linear attention" in runnable:
             q, k, v, weights = inputs
             uniform = torch.full_like(weights, 1 / partition.num_groups)
-            plain = known["ripple tiled"](q, k, v, uniform)
+            plain = known["ripple tile sums"](q, k, v, uniform)
         for name, system in runnable.items():
             if name.startswith("softmax"):
                 continue
@@ -246,7 +261,7 @@ def expected_bytes(name: str, config: OpBenchmark, side: int) -> int:
     if name in ("ripple naive", "softmax with ripples"):
         return 6 * item * images_and_heads * tokens**2
     if name == "ripple table by autograd":
-        states = 6 * config.max_distance + 6
+        states = 6 * config.groups.num_groups
         return item * images_and_heads * tokens * config.head_dim * (config.head_dim + 1) * states
     return 0
 
@@ -288,5 +303,6 @@ def markdown_table(rows: list[Row]) -> str:
 
 
 def default_path(config: OpBenchmark) -> Path:
-    """Named after the hardware and the precision."""
-    return measure.default_path("op", config.device, config.dtype)
+    """Named after the rings, the hardware and the precision."""
+    rings = "op" if config.partition == "chebyshev" else f"op-{config.partition}"
+    return measure.default_path(rings, config.device, config.dtype)

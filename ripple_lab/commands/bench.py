@@ -37,6 +37,9 @@ def op(
     heads: Annotated[int, typer.Option(min=1)] = 6,
     head_dim: Annotated[int, typer.Option(min=1)] = 32,
     max_distance: Annotated[int, typer.Option(min=1, help="R_max.")] = 4,
+    partition: Annotated[
+        str, typer.Option(help="chebyshev, logarithmic or foveal, of this R_max.")
+    ] = "chebyshev",
     dtype: Annotated[str, DTYPE] = "",
     device: Annotated[str, DEVICE] = "",
     rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 7,
@@ -49,9 +52,9 @@ def op(
 
     Example: ripple bench op --sides 14,64 --rounds 3
     """
-    from ripple_attention.partition import chebyshev
     from ripple_lab.bench.op import (
         AGREEMENT,
+        PARTITIONS,
         OpBenchmark,
         default_path,
         run,
@@ -62,10 +65,13 @@ def op(
     known = [str(name).removeprefix("torch.") for name in AGREEMENT]
     if dtype not in known:
         raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
+    if partition not in PARTITIONS:
+        raise typer.BadParameter(f"must be one of {', '.join(PARTITIONS)}; got {partition!r}")
     config = OpBenchmark(
-        whole_numbers(sides, "sides"), batch, heads, head_dim, max_distance, dtype, device, rounds
-    )
-    names = systems(chebyshev(max_distance), config)
+        whole_numbers(sides, "sides"), batch, heads, head_dim, max_distance, dtype, device, rounds,
+        partition=partition,
+    )  # fmt: skip
+    names = systems(config.groups, config)
     config = replace(config, only=systems_named(only, names))
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))

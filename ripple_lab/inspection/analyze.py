@@ -103,7 +103,9 @@ class Profile:
         """The distances of each group, in words."""
         radii = (-1, *self.partition.radii)
         names = [f"{a + 1}" if b == a + 1 else f"{a + 1}–{b}" for a, b in pairwise(radii)]
-        return [*names, "rest"]
+        tiles = (0, *self.partition.tile_radii)
+        coarse = [f"{a + 1}–{b} tiles" if a else f"≤ {b} tiles" for a, b in pairwise(tiles)]
+        return [*names, *coarse, "rest"]
 
 
 def profile(

@@ -176,7 +176,7 @@ def weights_of(
     """
     module, partition = layer.spatial_weights, layer.partition
     weights, sticks = _whole_stick(module, v), module.kind in ("stick-breaking", "truncated")
-    if settings.max_distance is not None:
+    if settings.max_distance is not None and settings.max_distance <= partition.reach:
         radii = tuple(r for r in partition.radii if r < settings.max_distance)
         partition = Partition(radii or partition.radii[:1])
         kept = partition.num_groups - 1

@@ -38,6 +38,19 @@ def test_bench_op_times_some_systems_alone(tmp_path):
     assert done.exit_code == 2 and "did you mean ripple tiled" in said
 
 
+def test_bench_op_times_foveal_and_logarithmic_rings(tmp_path):
+    path = tmp_path / "op.csv"
+    words = ("--sides", 17, "--rounds", 1, "--heads", 1, "--head-dim", 4, "--output", path)
+    for partition, missing in (("foveal", "ripple table"), ("logarithmic", "")):
+        done = ripple("bench", "op", *words, "--partition", partition)
+        assert done.exit_code == 0, done.output
+        rows = list(csv.DictReader(path.open()))
+        systems = {row["system"] for row in rows if row["status"] == "ok"}
+        assert {"ripple tile sums", "ripple naive", "softmax SDPA"} <= systems - {missing}
+        assert missing not in systems
+        assert {row["partition"] for row in rows} == {partition}
+
+
 def test_bench_op_checks_times_and_writes(tmp_path):
     path, figure = tmp_path / "op.csv", tmp_path / "op.png"
     words = ("--sides", "5,9", "--rounds", 1, "--heads", 2, "--head-dim", 8, "--output", path)
@@ -168,6 +181,7 @@ def test_bench_op_names_what_does_not_fit(monkeypatch):
         (("--sides", "14;32"), "whole numbers"),
         (("--sides", "0"), "whole numbers"),
         (("--max-distance", "0"), "greater than or equal"),
+        (("--partition", "rings"), "must be one of chebyshev, logarithmic, foveal"),
     ],
 )
 def test_bench_op_refuses_bad_options(words, message):

@@ -15,6 +15,7 @@ from ripple_attention import (
     chebyshev,
     dispatch,
     explain,
+    foveal,
     linear_attention,
     logarithmic,
     ripple_attention,
@@ -23,7 +24,8 @@ from ripple_attention import (
 from ripple_attention.dispatch import Problem
 
 PARTITION = chebyshev(3)
-ALL = ["naive", "table", "tiled"]
+FAST = ["table", "tiled", "tile_sums"]
+ALL = ["naive", *FAST]
 
 
 @pytest.fixture
@@ -103,15 +105,19 @@ def test_the_other_operators_check_too(good):
 def chosen(side, partition):
     """What "auto" takes on a CPU, for a square grid and heads of 32."""
     return dispatch.choose(
-        Problem((side, side), 32, 32, partition.radii, torch.float32, "cpu", "no GPU")
-    )
+        Problem(
+            (side, side), 32, 32, partition.radii, torch.float32, "cpu", "no GPU",
+            tile_radii=partition.tile_radii,
+        )
+    )  # fmt: skip
 
 
-def test_auto_takes_tiles_for_small_reach_and_tables_for_few_wide_groups():
+def test_auto_takes_tiles_for_small_reach_and_shared_sums_for_wide_groups():
     for side in (7, 14, 64, 256):
         assert chosen(side, chebyshev(4)) == "tiled"
     assert chosen(14, logarithmic(14)) == "tiled"
-    assert chosen(256, logarithmic(128)) == "table"
+    assert chosen(128, logarithmic(63)) == chosen(256, logarithmic(128)) == "tile_sums"
+    assert chosen(128, foveal()) == "tile_sums"
 
 
 def test_auto_runs_what_explain_says(good, capsys):
@@ -136,7 +142,7 @@ def test_algorithms_import_nothing_that_chooses_among_them():
 
 
 @pytest.mark.parametrize("eps", [0.0, 0.5])
-@pytest.mark.parametrize("implementation", ["table", "tiled"])
+@pytest.mark.parametrize("implementation", FAST)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_opcheck(implementation, dtype, eps):
     operator = getattr(torch.ops.ripple_attention, implementation)
@@ -147,7 +153,7 @@ def test_opcheck(implementation, dtype, eps):
         torch.library.opcheck(operator, (*tensors, list(PARTITION.radii), eps))
 
 
-@pytest.mark.parametrize("implementation", ["table", "tiled"])
+@pytest.mark.parametrize("implementation", FAST)
 def test_gradients_are_laid_out_as_compiled_code_expects(implementation):
     inputs = make_inputs((5, 4), PARTITION)
     got, expected = gradient_layouts(implementation, inputs, list(PARTITION.radii))
@@ -187,7 +193,7 @@ def test_autocast_gives_its_type_and_keeps_float32_sums(implementation):
         assert linear_attention(*inputs[:3]).dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("implementation", ["table", "tiled"])
+@pytest.mark.parametrize("implementation", FAST)
 def test_backward_inside_autocast_keeps_float32_sums(implementation):
     inputs = tuple(
         x.requires_grad_() for x in make_inputs((8, 9), PARTITION, dtype=torch.float32, features=16)
@@ -221,7 +227,7 @@ def layer_inputs():
     return Layer().eval(), torch.randn(3, 9, 21, 24), mask
 
 
-@pytest.mark.parametrize("implementation", ["tiled", "table", "naive"])
+@pytest.mark.parametrize("implementation", ALL)
 def test_compiles_without_a_graph_break(implementation, layer_inputs):
     layer, x, mask = layer_inputs
     layer.attention.implementation = implementation
@@ -339,7 +345,7 @@ def test_forward_mode_takes_naive_and_is_refused_elsewhere(good):
 
     assert torch.equal(tangent("auto"), tangent("naive"))
     assert tangent("auto").norm() > 0
-    for implementation in ("table", "tiled"):
+    for implementation in FAST:
         with pytest.raises(ValueError, match="no forward-mode derivatives.*'naive' can run"):
             tangent(implementation)
 
@@ -380,7 +386,7 @@ def test_functional_gradients_take_naive_and_are_refused_elsewhere(transform):
     for name, parameter in plain.named_parameters():
         ours = got[name].sum(0) if transform == "per sample" else got[name]
         assert relative_error(ours, parameter.grad) < 1e-10
-    for implementation in ("table", "tiled"):
+    for implementation in FAST:
         with pytest.raises(ValueError, match="none of torch.func.*'naive' can run"):
             gradient(implementation)
 

@@ -20,12 +20,13 @@ from ripple_attention import (
     Partition,
     RippleAttention,
     chebyshev,
+    foveal,
     logarithmic,
 )
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
-IMPLEMENTATIONS = ["naive", "table", "tiled"]
+IMPLEMENTATIONS = ["naive", "table", "tiled", "tile_sums"]
 MANY_STICKS = partial(RippleAttention, max_distance=9)
 
 
@@ -240,6 +241,15 @@ def test_triton_tables_are_within_twice_tables_error(grid, partition, widths, dt
 def test_triton_pairs_are_within_twice_naives_error(grid, partition, width, dtype):
     inputs = make_inputs(grid, partition, dtype=dtype, features=width, value_dim=width, batch=1)
     assert_within_twice("naive", partition, tuple(x.cuda() for x in inputs), eps=0.5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("width", [5, 32, 64, 128])
+@pytest.mark.parametrize("grid", [(1, 1), (14, 14), (33, 20), (64, 72)])
+@pytest.mark.parametrize("partition", [foveal(), foveal(2, 16, 2)], ids=["tile 8", "tile 16"])
+def test_triton_coarse_rings_are_within_twice_tile_sums_error(partition, grid, width, dtype):
+    inputs = make_inputs(grid, partition, dtype=dtype, features=width, value_dim=width, batch=1)
+    assert_within_twice("tile_sums", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
 
 @pytest.mark.slow

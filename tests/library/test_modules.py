@@ -28,6 +28,7 @@ KNOBS = [
     {"max_distance": 1},
     {"max_distance": 20},
     {"partition": "logarithmic", "max_distance": 7},
+    {"partition": "foveal", "max_distance": 2, "tile": 3},
     {"partition": Partition((1, 4))},
     {"weights": "fixed"},
     {"weights": "softmax"},
@@ -271,7 +272,7 @@ def test_bad_input_is_refused(x):
     with pytest.raises(ValueError, match="max_distance"):
         RippleAttention(24, num_heads=2, max_distance=0)
     with pytest.raises(
-        ValueError, match="one of chebyshev, logarithmic or a Partition; got 'dense'"
+        ValueError, match="one of chebyshev, logarithmic, foveal or a Partition; got 'dense'"
     ):
         RippleAttention(24, num_heads=2, partition="dense")
     with pytest.raises(ValueError, match="implementation must be one of"):

@@ -23,9 +23,9 @@ from ripple_attention import (
     ripple_attention,
     ripple_softmax_attention,
 )
-from ripple_attention.ops import table, tiled
+from ripple_attention.ops import table, tile_sums, tiled
 
-FAST = ["table", "tiled"]
+FAST = ["table", "tiled", "tile_sums"]
 EPS = [0.0, 0.5]
 PARTITIONS = [
     chebyshev(1),
@@ -35,7 +35,7 @@ PARTITIONS = [
     logarithmic(3),
     logarithmic(40),
 ]
-PARTITIONS += [Partition((2,)), Partition((1, 5))]
+PARTITIONS += [Partition((2,)), Partition((1, 5)), Partition((0, 8, 18))]
 
 
 def run(implementation, partition, mask=None, eps=0.0):
@@ -126,7 +126,9 @@ def test_table_matches_naive_in_float32(partition, grid, eps):
         assert relative_error(ours, reference) <= 2 * relative_error(theirs, reference) + 1e-6
 
 
-@pytest.mark.parametrize(("implementation", "bound"), [("table", 3e-6), ("tiled", 3e-7)])
+@pytest.mark.parametrize(
+    ("implementation", "bound"), [("table", 3e-6), ("tiled", 3e-7), ("tile_sums", 3e-7)]
+)
 def test_local_weights_keep_their_digits_on_a_large_grid(implementation, bound):
     # A table of plain prefix sums is off by 1.5e-5 here: they grow with the grid, a cell does not.
     partition = chebyshev(4)
@@ -163,7 +165,7 @@ def test_linear_attention_passes_gradcheck(eps):
     assert torch.autograd.gradcheck(lambda *x: linear_attention(*x, eps=eps), leaves)
 
 
-@pytest.mark.parametrize("implementation", ["tiled", "table"])
+@pytest.mark.parametrize("implementation", FAST)
 def test_second_derivatives_are_refused_with_a_remedy(implementation):
     q, k, v, weights = make_inputs((3, 4), chebyshev(2))
     out = run(implementation, chebyshev(2))(q.requires_grad_(), k, v, weights)
@@ -460,6 +462,7 @@ def test_the_size_of_the_parts_does_not_matter(budget, monkeypatch):
     expected = gradients(run("naive", partition), inputs)
     monkeypatch.setattr(table, "NUMBERS_ON_CPU", budget)
     monkeypatch.setattr(tiled, "PAIRS_ON_CPU", budget)
+    monkeypatch.setattr(tile_sums, "NUMBERS_ON_CPU", budget)
     for implementation in FAST:
         got = gradients(run(implementation, partition), inputs)
         for ours, reference in zip((got[0], *got[1]), (expected[0], *expected[1]), strict=True):
