@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 NEWEST := build/newest
 
-.PHONY: demo test test-slow test-gpu test-newest lint docs docs-links bench pictures results dist clean
+.PHONY: demo test test-slow test-gpu test-newest drills lint docs docs-links bench pictures results dist clean
 
 demo: $(READY)
 	$(BIN)/ripple demo
@@ -19,6 +19,9 @@ test-slow: $(READY)
 
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/library/test_cuda.py tests/lab/test_detector_kernels.py tests/lab/test_augment.py
+
+drills: $(READY)  # half an hour: kills, full disks, damaged files; a part needs root
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m drills
 
 test-newest: $(READY)  # the library with the newest versions of what it needs
 	rm -rf $(NEWEST)

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from ripple_lab.checks import at_least
+from ripple_lab.checks import at_least, at_most
+
+LARGEST = 4096  # of a distance in tokens, and of features: far beyond any use, soon built
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,9 @@ class AttentionSpec:
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in ("max_distance", "num_features")}
-        at_least(1, **{name: value for name, value in given.items() if value is not None})
+        given = {name: value for name, value in given.items() if value is not None}
+        at_least(1, **given)
+        at_most(LARGEST, **given)
 
     def attention_options(self) -> dict[str, Any]:
         """What is decided, as arguments of an attention's class."""

@@ -13,3 +13,10 @@ def at_least(least: float, **values: float) -> None:
     for name, value in values.items():
         if not value >= least:
             raise ValueError(f"{name} must be at least {least}; got {name}={value}")
+
+
+def at_most(most: float, **values: float) -> None:
+    """Refuses values above the most, and NaN."""
+    for name, value in values.items():
+        if not value <= most:
+            raise ValueError(f"{name} must be at most {most}; got {name}={value}")

@@ -1,11 +1,32 @@
-"""Files that are written whole or not at all: a reader, or a crash, never meets half of one."""
+"""Files that are written whole or not at all, and read with one clear line about what is wrong."""
 
 import csv
+import errno
 import io
+import json
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+
+class DiskFullError(OSError):
+    """A file for which there was no space: which, and what to do."""
+
+
+@contextmanager
+def naming_full_disk(path: Path) -> Iterator[None]:
+    """Says of a full disk what could not be written: the file that is known, else the path."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DiskFullError(
+            f"{error.filename or path} cannot be written: {error.strerror}. Free some space on "
+            "that disk, or write to another (--output); what was complete before is unharmed, and "
+            "a training run goes on from it with --resume"
+        ) from None
 
 
 @contextmanager
@@ -15,6 +36,11 @@ def replacing(path: Path) -> Iterator[Path]:
     try:
         yield partial
         partial.replace(path)
+    except OSError as error:
+        if error.errno is not None and error.filename in (None, str(partial)):
+            error.filename = str(path)
+        with naming_full_disk(path):
+            raise
     finally:
         partial.unlink(missing_ok=True)
 
@@ -34,3 +60,15 @@ def write_csv(rows: Iterable[dict[str, Any]], path: Path) -> None:
     writer.writeheader()
     writer.writerows(rows)
     replace_text(path, text.getvalue())
+
+
+def parse_json(text: str | bytes) -> Any:
+    """What a JSON text says.
+
+    Raises:
+        ValueError: It is not JSON, not UTF-8, or nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

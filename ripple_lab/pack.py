@@ -13,8 +13,7 @@ from ripple_lab.text import markdown
 from ripple_lab.train.checkpoint import (
     describe,
     find_weights,
-    read_description,
-    read_weights,
+    read_model,
     write_weights,
 )
 from ripple_lab.train.recipe import Recipe
@@ -39,9 +38,9 @@ def pack(run: Path, path: Path, ema: bool = False) -> Path:
         raise ValueError(f"a model is packed into a .safetensors file; got {path}")
     (result,) = gather([run])
     source = find_weights(run, ema)
-    recipe, classes = read_description(source)
+    read, recipe, classes = read_model(source)
     recipe = replace(recipe, data=replace(recipe.data, root=type(recipe.data)().root))
-    weights = {name: _half(name, value) for name, value in read_weights(source)[0].items()}
+    weights = {name: _half(name, value) for name, value in read.items()}
     path.parent.mkdir(parents=True, exist_ok=True)
     write_weights(path, weights, describe(recipe, classes))
     card = path.with_suffix(".md")

@@ -72,6 +72,7 @@ def _ripple(words, output, errors, environment):
         stream.reconfigure(line_buffering=True)
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # which nohup has ignored
     sys.argv = [str(Path(sys.executable).with_name("ripple")), *words]
     from ripple_lab.start import main
 

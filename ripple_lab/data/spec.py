@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from ripple_lab.checks import at_least, fraction
+from ripple_lab.checks import at_least, at_most, fraction
 
 
 @dataclass(frozen=True)
@@ -19,7 +19,8 @@ class DataSpec:
     root: str = "data"
     """The folder that holds it."""
     source: str = ""
-    """For "imagenet", a data-set name of timm's: "" for folders or tars, "hfds/…" for the Hub."""
+    """For "imagenet", a data-set name of timm's: "" for folders or tars, "hfds/…" for the Hub,
+    from which what is missing is always fetched."""
     download: bool = False
     """Fetch what is missing."""
     in_memory: bool = True
@@ -33,6 +34,7 @@ class DataSpec:
 
     def __post_init__(self) -> None:
         at_least(1, num_classes=self.num_classes, count=self.count)
+        at_most(10**8, num_classes=self.num_classes, count=self.count)
         if self.limit is not None:
             at_least(1, limit=self.limit)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ripple_lab.attention import AttentionSpec
-from ripple_lab.checks import at_least, fraction
+from ripple_lab.checks import at_least, at_most, fraction
 
 
 @dataclass(frozen=True)
@@ -14,7 +14,8 @@ class DetectorSpec(AttentionSpec):
     name: str = "smca_ripple_resnet50"
     """One of ours; `ripple models --only smca` lists them."""
     pretrained_backbone: bool = True
-    """Start the backbone from ImageNet weights, from torch's cache or the network."""
+    """Start the backbone from ImageNet weights: fetched from the network (45 to 100 MB) unless they
+    are in torch's cache."""
     fixed_stages: int = 2
     """How much of the backbone is not trained: 0 nothing, 2 the stem and the first stage."""
     stages: int = 4
@@ -44,6 +45,7 @@ class DetectorSpec(AttentionSpec):
         fraction(dropout=self.dropout)
         sizes = ("queries", "encoder_layers", "decoder_layers", "width", "heads", "feedforward")
         at_least(1, **{name: getattr(self, name) for name in sizes})
+        at_most(1000, encoder_layers=self.encoder_layers, decoder_layers=self.decoder_layers)
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,7 @@ class DetectionDataSpec:
     def __post_init__(self) -> None:
         at_least(1, num_classes=self.num_classes, count=self.count)
         at_least(1, evaluation_count=self.evaluation_count)
+        at_most(10**8, count=self.count, evaluation_count=self.evaluation_count)
         if self.evaluation_scale is not None:
             at_least(1, evaluation_scale=self.evaluation_scale)
 

@@ -22,6 +22,7 @@ MODULES = (
     "detection_blocks",
     "claims",
     "convert_blocks",
+    "drill_blocks",
 )
 
 

@@ -1,41 +1,40 @@
 """Checkpoints: a folder each, whole or not there at all, read without executing anything."""
 
+import hashlib
 import json
 import os
-import pickle
 import re
 import shutil
+import warnings
 from collections.abc import Iterator
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from ripple_lab.console import did_you_mean
-from ripple_lab.files import replacing
+from ripple_lab.files import naming_full_disk, parse_json, replace_text, replacing
 from ripple_lab.train.recipe import Recipe
+from ripple_lab.train.weights import CheckpointError, brief, read_weights, write_weights
 
 # Files of weights, and what their names begin with in the state of a `TrainedModule`.
 WEIGHTS = {"model.safetensors": "model.", "ema.safetensors": "ema.module."}
 TRAINER = "trainer.pt"
+CHECKSUMS = "SHA256SUMS"  # of the others, as the command sha256sum writes it
 # A classifier of CIFAR-100 that comes with the package; its card lies beside it.
 EMBEDDED = Path(__file__).parents[1] / "weights" / "cifar100.safetensors"
 KEEP = 2
-
-
-class CheckpointError(RuntimeError):
-    """A checkpoint that cannot be read: which, why, and what to do."""
 
 
 class CheckpointFolders:
     """Reads and writes Lightning's checkpoints as folders, as its `CheckpointIO` demands.
 
     `model.safetensors` and `ema.safetensors` hold the weights, with the recipe and the names of the
-    classes in their metadata; `trainer.pt` holds the state of optimiser, schedule and loops. A
-    folder is written under another name and then renamed: a checkpoint that is there is whole.
+    classes in their metadata; `trainer.pt` holds the state of optimiser, schedule and loops;
+    `SHA256SUMS` the checksums of these files, without which none of them is used. A folder is
+    written under another name and then renamed: a checkpoint that is there was whole.
     """
 
     def save_checkpoint(
@@ -46,31 +45,26 @@ class CheckpointFolders:
             return
         partial = folder.with_name(f".partial-{folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        trainer = dict(checkpoint)
-        metadata, state = trainer.pop("metadata"), trainer.pop("state_dict")
-        for name, prefix in WEIGHTS.items():
-            own = {key for key in state if key.startswith(prefix)}
-            weights = {key.removeprefix(prefix): state.pop(key) for key in sorted(own)}
-            if weights:
-                write_weights(partial / name, weights, metadata)
-        torch.save(trainer | {"state": state}, partial / TRAINER)
-        for file in partial.iterdir():
-            _flush(file)
-        partial.rename(folder)
+        try:
+            _write_files(checkpoint, partial)
+            partial.rename(folder)
+        except BaseException:  # of a full disk above all, which it would keep full
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
         _flush(folder.parent)
 
     def load_checkpoint(
         self, path: Any, map_location: Any = "cpu", weights_only: bool | None = True
     ) -> dict[str, Any]:
         folder = Path(path)
+        check_files(folder)
         file = folder / TRAINER
         try:
             checkpoint = torch.load(file, map_location="cpu", weights_only=True)
             state = checkpoint.pop("state")
-        except (OSError, RuntimeError, EOFError, KeyError, pickle.UnpicklingError) as error:
+        except Exception as error:  # of many kinds: the file may say anything
             raise CheckpointError(
-                f"{file} is not the trainer's state as `ripple train` writes it: {_brief(error)}"
+                f"{file} is not the trainer's state as `ripple train` writes it: {brief(error)}"
             ) from None
         for name, prefix in WEIGHTS.items():
             if (folder / name).exists():
@@ -100,39 +94,34 @@ def tidy(checkpoints: Path, keep: int = KEEP) -> None:
         shutil.rmtree(folder_of_step(checkpoints, step), ignore_errors=True)
 
 
-def write_weights(path: Path, weights: dict[str, Tensor], metadata: dict[str, str]) -> None:
-    """Weights with what is needed to use them: a model by itself."""
-    whole = {name: value.detach().cpu().contiguous() for name, value in weights.items()}
-    with replacing(path) as partial:  # `whole` may be a view of the file as it was
-        partial.write_bytes(save(whole, metadata=metadata))
-
-
 def describe(recipe: Recipe, classes: tuple[str, ...]) -> dict[str, str]:
     """The metadata of a file of weights."""
     return {"recipe": recipe.to_json(), "classes": json.dumps(classes)}
 
 
-def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Weights and metadata as `write_weights` wrote them."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}  # noqa: SIM118
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as safetensors, it may be cut short: {_brief(error)}"
-        ) from None
-
-
-def read_description(path: Path) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe and the classes that a file of weights was trained with."""
-    _, metadata = read_weights(path)
+def read_model(path: Path) -> tuple[dict[str, Tensor], Recipe, tuple[str, ...]]:
+    """Weights, and the recipe and the classes that they were trained with."""
+    weights, metadata = read_weights(path)
     if not {"recipe", "classes"} <= metadata.keys():
         raise CheckpointError(
             f"{path} does not say how it was trained: it was not written by `ripple train`. "
             "To use its weights alone, load them with timm.create_model(name, checkpoint_path=…)"
         )
     recipe = Recipe.from_json(metadata["recipe"], f"the metadata of {path}")
-    return recipe, _read_classes(metadata["classes"], path)
+    classes = _read_classes(metadata["classes"], path)
+    if "checksum" not in metadata:  # Python shows the same warning once
+        warnings.warn(
+            f"{path} has no checksum, so damage to it would go unnoticed: it was written by "
+            "another program, or by ripple-attention 0.2",
+            stacklevel=2,
+        )
+    return weights, recipe, classes
+
+
+def read_description(path: Path) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe and the classes that a file of weights was trained with."""
+    _, recipe, classes = read_model(path)
+    return recipe, classes
 
 
 def find_weights(path: Path, ema: bool = False) -> Path:
@@ -166,7 +155,7 @@ def find_weights(path: Path, ema: bool = False) -> Path:
 
 def _read_classes(text: str, path: Path) -> tuple[str, ...]:
     try:
-        classes = json.loads(text)
+        classes = parse_json(text)
         names = isinstance(classes, list) and all(isinstance(name, str) for name in classes)
         reason = "" if names else f"it begins with {text[:20]!r}"
     except ValueError as error:
@@ -179,14 +168,61 @@ def _read_classes(text: str, path: Path) -> tuple[str, ...]:
     return tuple(classes)
 
 
+def check_files(folder: Path) -> None:
+    """Refuses a checkpoint of which a file is missing, or is not as it was written."""
+    path = folder / CHECKSUMS
+    try:
+        written, found = path.read_bytes().decode(errors="replace"), checksums(folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{error.filename or folder} cannot be read ({error.strerror}), so nobody knows "
+            f"whether {folder} is whole. Version 0.2 wrote no {CHECKSUMS}: where you trust the "
+            f"files, `cd {folder} && sha256sum * > {CHECKSUMS}` makes it"
+        ) from None
+    if written == found:
+        return
+    differing = {line[66:] for line in set(written.splitlines()) ^ set(found.splitlines())}
+    for name in sorted(differing.intersection((*WEIGHTS, TRAINER))):
+        state = f"does not match its checksum in {path}"
+        raise CheckpointError(
+            f"{folder / name} {state if (folder / name).exists() else 'is missing'}"
+        )
+    raise CheckpointError(f"{path} is damaged")
+
+
+def checksums(folder: Path) -> str:
+    """The SHA-256 of the files of a checkpoint, as the command sha256sum prints it."""
+    lines = []
+    for name in sorted((*WEIGHTS, TRAINER)):
+        if (folder / name).exists():
+            with (folder / name).open("rb") as file:
+                lines.append(f"{hashlib.file_digest(file, 'sha256').hexdigest()}  {name}\n")
+    return "".join(lines)
+
+
+def _write_files(checkpoint: dict[str, Any], folder: Path) -> None:
+    folder.mkdir(parents=True)
+    trainer = dict(checkpoint)
+    metadata, state = trainer.pop("metadata"), trainer.pop("state_dict")
+    for name, prefix in WEIGHTS.items():
+        own = {key for key in state if key.startswith(prefix)}
+        weights = {key.removeprefix(prefix): state.pop(key) for key in sorted(own)}
+        if weights:
+            write_weights(folder / name, weights, metadata)
+    content = BytesIO()  # a full disk then has an error of its own, not torch's
+    torch.save(trainer | {"state": state}, content)
+    with replacing(folder / TRAINER) as partial:
+        partial.write_bytes(content.getbuffer())
+    replace_text(folder / CHECKSUMS, checksums(folder))
+    for file in folder.iterdir():
+        _flush(file)
+
+
 def _flush(path: Path) -> None:
     """Waits until the file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(descriptor)
+        with naming_full_disk(path):
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _brief(error: Exception) -> str:
-    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Self
 
 from ripple_lab.attention import AttentionSpec
-from ripple_lab.checks import at_least, fraction
+from ripple_lab.checks import at_least, at_most, fraction
 from ripple_lab.data.spec import Augmentation, DataSpec, Mixing
 from ripple_lab.train.recipe import Recipe
 
@@ -42,6 +42,7 @@ class ModelSpec(AttentionSpec):
         sizes = ("depth", "width", "heads", "patch_size", "image_size")
         given = {name: getattr(self, name) for name in sizes}
         at_least(1, **{name: value for name, value in given.items() if value is not None})
+        at_most(1000, depth=self.depth or 0)
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class ClassificationRecipe(Recipe):
     def mixes(self) -> bool:
         return self.mixing.mixup > 0 or self.mixing.cutmix > 0
 
-    def create_model(self) -> Any:
+    def _create_model(self) -> Any:
         from ripple_lab.train.network import create_model
 
         return create_model(self.model, self.data.num_classes)

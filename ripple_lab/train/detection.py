@@ -64,7 +64,7 @@ class DetectionRecipe(Recipe):
                 "again and again; leave it out"
             )
 
-    def create_model(self) -> Any:
+    def _create_model(self) -> Any:
         from ripple_lab.detection.model import create_detector
 
         spec = self.model

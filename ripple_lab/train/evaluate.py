@@ -16,7 +16,7 @@ from ripple_lab.detection.evaluation import find_objects
 from ripple_lab.detection.items import make_target
 from ripple_lab.detection.transforms import evaluation_transform
 from ripple_lab.text import check_names
-from ripple_lab.train.checkpoint import CheckpointError, read_description, read_weights
+from ripple_lab.train.checkpoint import CheckpointError, read_model
 from ripple_lab.train.network import preprocessing
 from ripple_lab.train.recipe import Recipe
 
@@ -52,8 +52,7 @@ def evaluate(path: Path, recipe: Recipe, console: Console | None = None) -> Eval
     from ripple_lab.train.progress import EvaluationProgress
     from ripple_lab.train.run import create_trainer
 
-    weights, _ = read_weights(path)
-    _, classes = read_description(path)
+    weights, _, classes = read_model(path)
     module = replace(recipe, ema_decay=None).without_start().create_module()
     load(module.model, weights, path)
     data = module.data
@@ -82,11 +81,11 @@ class Trained:
     """
 
     def __init__(self, path: Path, device: str = "cpu"):
-        self.recipe, self.classes = read_description(path)
+        weights, self.recipe, self.classes = read_model(path)
         check_names(self.classes, self.recipe.data.num_classes, str(path))
         self.device = device
         self.model: torch.nn.Module = self.recipe.without_start().create_model()
-        load(self.model, read_weights(path)[0], path)
+        load(self.model, weights, path)
         self.model.to(device).eval()
 
 

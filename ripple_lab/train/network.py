@@ -10,6 +10,7 @@ from ripple_attention.models import MODELS  # makes our names known to timm, too
 from ripple_attention.models.vit import RIPPLE_OPTIONS
 from ripple_lab.console import did_you_mean
 from ripple_lab.train.classification import ModelSpec
+from ripple_lab.train.weights import brief
 
 TIMM_NAMES = {
     "width": "embed_dim",
@@ -42,7 +43,7 @@ def create_model(spec: ModelSpec, num_classes: int) -> nn.Module:
     try:
         model = timm.create_model(name, num_classes=num_classes, **options)
     except (TypeError, AssertionError) as error:
-        raise ValueError(f"{name} cannot be made with {options}: {error}") from None
+        raise ValueError(f"{name} cannot be made with {options}: {brief(error)}") from None
     patches: Any = model.patch_embed
     if any(s % p for s, p in zip(patches.img_size, patches.patch_size, strict=True)):
         raise ValueError(

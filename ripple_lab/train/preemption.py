@@ -31,8 +31,8 @@ class StoppedError(Exception):
 class Preemption(pl.Callback):
     """Writes a checkpoint every so many minutes, at the end, and before a run that must end does.
 
-    SIGTERM, Ctrl-C and the time limit of the recipe end a run after the step that it is at. Several
-    processes decide together, every `log_every` steps.
+    SIGTERM, SIGHUP, Ctrl-C and the time limit of the recipe end a run after the step that it is at.
+    Several processes decide together, every `log_every` steps. A second Ctrl-C waits for nothing.
 
     Args:
         checkpoints: The folder that holds them.
@@ -48,11 +48,13 @@ class Preemption(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, module: Any) -> None:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGTERM, signal.SIGINT):
-                self._handlers[number] = signal.signal(number, self._ask)
+            for name in ("SIGTERM", "SIGINT", "SIGHUP"):
+                number = getattr(signal, name, None)  # Windows has no SIGHUP; nohup ignores it
+                if number and signal.getsignal(number) is not signal.SIG_IGN:
+                    self._handlers[number] = signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked and number == signal.SIGINT:  # the second Ctrl-C waits for nothing
+        if self._asked == number == signal.SIGINT:
             raise StoppedError("Stopped at once, without a checkpoint.", signal.SIGINT)
         self._asked = number
 

@@ -7,12 +7,13 @@ import json
 from collections.abc import Set
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeVar, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_type_hints
 
 from typeguard import TypeCheckError, check_type
 
 from ripple_lab.checks import at_least, fraction
 from ripple_lab.console import did_you_mean
+from ripple_lab.files import parse_json
 
 T = TypeVar("T")
 
@@ -142,6 +143,16 @@ class Recipe:
 
     def create_model(self) -> Any:
         """Its network alone, with fresh weights."""
+        try:
+            return self._create_model()
+        except (MemoryError, OverflowError, TypeError) as error:
+            reason = (str(error).splitlines() or ["there is not enough memory"])[0]
+            raise ValueError(
+                f"the network of the recipe {self.name} cannot be made: {reason}. See that the "
+                "sizes among its fields, --model.…, are of the right kind and not too large"
+            ) from error
+
+    def _create_model(self) -> Any:
         raise NotImplementedError
 
     def create_module(self) -> Any:
@@ -171,23 +182,23 @@ class Recipe:
         return json.dumps({"task": self.task, **asdict(self)}, indent=2)
 
     @staticmethod
-    def from_json(text: str, origin: str = "the text") -> "Recipe":
+    def from_json(text: str | bytes, origin: str = "the text") -> "Recipe":
         """The recipe that `to_json` wrote; what is left out has its default."""
         try:
-            values = json.loads(text)
-        except json.JSONDecodeError as error:
+            values = parse_json(text)
+        except ValueError as error:  # not even text, perhaps
             raise ValueError(f"a recipe is JSON; {origin} is not: {error}") from None
         kind = task_recipe("classification")
         if isinstance(values, dict) and "task" in values:
-            kind = task_recipe(values.pop("task"))
+            kind = task_recipe(values.pop("task"), f" in {origin}")
         return _build(kind, values, origin)
 
     @staticmethod
     def read(path: Path) -> "Recipe":
-        return Recipe.from_json(path.read_text(encoding="utf-8"), str(path))
+        return Recipe.from_json(path.read_bytes(), str(path))
 
 
-def task_recipe(task: str) -> type[Recipe]:
+def task_recipe(task: Any, where: str = "") -> type[Recipe]:
     """The kind of recipe that a task has."""
     from ripple_lab.train.classification import ClassificationRecipe
     from ripple_lab.train.detection import DetectionRecipe
@@ -195,8 +206,8 @@ def task_recipe(task: str) -> type[Recipe]:
     known: dict[str, type[Recipe]] = {
         kind.task: kind for kind in (ClassificationRecipe, DetectionRecipe)
     }
-    if task not in known:
-        raise ValueError(f"a recipe's task is one of {', '.join(known)}; got {task!r}")
+    if not isinstance(task, str) or task not in known:
+        raise ValueError(f"a recipe's task{where} is one of {', '.join(known)}; got {task!r}")
     return known[task]
 
 
@@ -242,9 +253,15 @@ def _build(kind: type[T], values: Any, origin: str) -> T:
         if isinstance(value, str):
             value = getattr(kind, "RENAMED", {}).get(value, value)
         try:
+            if isinstance(value, bool) and bool not in (hints[name], *get_args(hints[name])):
+                raise TypeCheckError("true and false are no numbers")
             built[name] = check_type(value, hints[name])
         except TypeCheckError as error:
+            reason = "; ".join(line.strip() for line in str(error).splitlines())
             raise ValueError(
-                f"{kind.__name__}.{name} in {origin}: {value!r} will not do: {error}"
+                f"{kind.__name__}.{name} in {origin}: {value!r} will not do: {reason}"
             ) from None
-    return kind(**built)
+    try:
+        return kind(**built)
+    except ValueError as error:
+        raise ValueError(f"{kind.__name__} in {origin}: {error}") from None

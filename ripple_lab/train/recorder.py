@@ -10,12 +10,13 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor
 
-from ripple_lab.files import replace_text, write_csv
+from ripple_lab.files import naming_full_disk, parse_json, replace_text, write_csv
 from ripple_lab.train.module import TrainedModule
 
 Row = dict[str, Any]
 
 METRICS = "metrics.jsonl"  # there from the first step on
+TRAIN_NUMBERS = ("epoch", "gradient_norm", "gradient_norm_max", "images_per_second")
 
 
 class DivergedError(RuntimeError):
@@ -106,8 +107,7 @@ class Recorder(pl.Callback):
             self.write_csv()
 
     def write(self, row: Row) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        append(self.path, row)
         if self._board is not None:
             for name, value in row.items():
                 if isinstance(value, float):
@@ -123,15 +123,28 @@ class Recorder(pl.Callback):
         write_csv(read_metrics(self.path), self.path.with_suffix(".csv"))
 
 
+def append(path: Path, row: Row) -> None:
+    """Adds a line to a file of JSON lines."""
+    with naming_full_disk(path), path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
 def read_metrics(path: Path) -> list[Row]:
     """The rows of a `metrics.jsonl`; a line that a killed run left unfinished is not one."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else []:
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            break
-    return rows
+    lines = path.read_bytes().splitlines() if path.exists() else []
+    return [row for row in map(_row, lines) if row is not None]
+
+
+def _row(line: bytes) -> Row | None:
+    """What a line says, if it is an object with a step and, of training, the numbers read here."""
+    try:
+        row = parse_json(line)
+    except ValueError:
+        return None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return None
+    needed = TRAIN_NUMBERS if row.get("kind") == "train" else ()
+    return row if all(isinstance(row.get(name), int | float) for name in needed) else None
 
 
 def forget_after(path: Path, step: int) -> None:
@@ -142,7 +155,7 @@ def forget_after(path: Path, step: int) -> None:
 
 def gradient_norms(metrics: Path, warmup_epochs: float) -> dict[str, float]:
     """Typical and largest norm of the gradient after the warm-up, and how many rows exceed 10."""
-    rows = [row for row in read_metrics(metrics) if row["kind"] == "train"]
+    rows = [row for row in read_metrics(metrics) if row.get("kind") == "train"]
     rows = [row for row in rows if row["epoch"] > warmup_epochs] or rows
     largest = [row["gradient_norm_max"] for row in rows]
     typical = sorted(row["gradient_norm"] for row in rows)

@@ -1,14 +1,15 @@
 """What a finished run wrote of its result."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from ripple_lab.files import parse_json
 
 
 def read_result(path: Path) -> dict[str, Any]:
     """What a finished run wrote into its `result.json`."""
     try:
-        result = json.loads(path.read_text(encoding="utf-8"))
+        result = parse_json(path.read_bytes())
         reason = "" if isinstance(result, dict) and "recipe" in result else "it has no recipe"
     except ValueError as error:  # neither JSON nor, perhaps, text
         reason = str(error)

@@ -1,7 +1,6 @@
 """What the spatial weights do in training: their means, how far they are from fixed ones, and where
 ripples halt, after every epoch, over the same images each time."""
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 from ripple_attention.modules import record_spatial_weights
 from ripple_attention.spatial_weights import SpatialWeights
 from ripple_lab.divergence import divergence_from_fixed
-from ripple_lab.train.recorder import Recorder, Row, forget_after
+from ripple_lab.train.recorder import Recorder, Row, append, forget_after
 
 RIPPLES = "ripples.jsonl"
 IMAGES = 512  # that are looked at, where an evaluation has as many
@@ -140,5 +139,4 @@ class RippleProfiles(pl.Callback):
         )
         line = {"step": trainer.global_step, "epoch": epoch, **found}
         self._recorder.write(summary(line))
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(line) + "\n")
+        append(self.path, line)

@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 import warnings
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ripple_lab.data.images import DataError
-from ripple_lab.files import replace_text
+from ripple_lab.files import naming_full_disk, parse_json, replace_text, replacing
 from ripple_lab.machine import hardware
 from ripple_lab.train.checkpoint import (
     WEIGHTS,
@@ -28,6 +29,7 @@ from ripple_lab.train.checkpoint import (
     tidy,
 )
 from ripple_lab.train.environment import environment
+from ripple_lab.train.lock import only_process_in
 from ripple_lab.train.module import TrainedModule
 from ripple_lab.train.preemption import Preemption
 from ripple_lab.train.progress import RunProgress
@@ -62,13 +64,22 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
     Returns:
         What `result.json` holds.
     """
+    if folder.is_file():
+        raise ValueError(f"--output names a folder; {folder} is a file")
+    if resume and (folder / "result.json").exists():
+        if is_main_process():
+            _refuse_another_run(recipe, folder, resume)
+        console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
+        return read_result(folder / "result.json")
+    with naming_full_disk(folder), only_process_in(folder) if is_main_process() else nullcontext():
+        return _train(recipe, folder, console, resume)
+
+
+def _train(recipe: Recipe, folder: Path, console: Console, resume: bool) -> dict[str, Any]:
     started = time.monotonic()
     main = is_main_process()
     if main:
         _refuse_another_run(recipe, folder, resume)
-    if resume and (folder / "result.json").exists():
-        console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
-        return read_result(folder / "result.json")
     checkpoints = folder / "checkpoints"
     checkpoint = last_good_checkpoint(checkpoints) if resume else None
     if main and checkpoint:
@@ -100,9 +111,8 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
         final = folder_of_step(checkpoints, trainer.global_step)
         for name in WEIGHTS:
             if (final / name).exists():
-                partial = folder / f".partial-{name}"
-                shutil.copyfile(final / name, partial)
-                os.replace(partial, folder / name)
+                with replacing(folder / name) as partial:
+                    shutil.copyfile(final / name, partial)
         replace_text(folder / "result.json", json.dumps(result, indent=2) + "\n")
         console.print(summary(result))
     return result
@@ -195,8 +205,6 @@ def _refuse_another_run(recipe: Recipe, folder: Path, resume: bool) -> None:
                 f"the run in {folder} has another recipe, so it cannot go on with this one "
                 f"({'; '.join(changed)}); give it the same fields, or another --output"
             )
-    if folder.is_file():
-        raise ValueError(f"--output names a folder; {folder} is a file")
 
 
 def _refuse_other_classes(classes: tuple[str, ...], checkpoint: Path, recipe: Recipe) -> None:
@@ -216,8 +224,10 @@ def _begin(recipe: Recipe, folder: Path) -> None:
     replace_text(folder / "recipe.json", recipe.to_json() + "\n")
     path = folder / "environment.json"
     try:
-        before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
-    except json.JSONDecodeError:
+        before = parse_json(path.read_bytes()) if path.exists() else []
+        if not isinstance(before, list):
+            raise ValueError
+    except ValueError:
         warnings.warn(f"{path} is damaged and starts anew", stacklevel=2)
         before = []
     replace_text(path, json.dumps([*before, environment()], indent=2) + "\n")
@@ -229,7 +239,7 @@ def _result(
     """One line of results; speed is that of a typical row, not slowed by the first ones."""
     metrics = folder / METRICS
     rates = sorted(
-        row["images_per_second"] for row in read_metrics(metrics) if row["kind"] == "train"
+        row["images_per_second"] for row in read_metrics(metrics) if row.get("kind") == "train"
     )
     metrics_of_last = dict(module.last_evaluation)
     for name in ("kind", "step", "epoch"):

@@ -108,7 +108,7 @@ def test_a_recipe_survives_json():
         ({"optimizer": {"clip": -1.0}}, "lr and clip must be above 0; got lr=0.0005, clip=-1.0"),
         ({"model": {"depth": 0}}, "depth must be at least 1; got depth=0"),
         ({"hardware": {"precision": "fp8"}}, "Hardware.precision in the text: 'fp8' will not do"),
-        ({"task": "song"}, "a recipe's task is one of classification, detection; got 'song'"),
+        ({"task": "song"}, "task in the text is one of classification, detection; got 'song'"),
         ({"optimizer": {"drops": ["end"]}}, "OptimizerSpec.drops in the text: ('end',) will not"),
         ({"optimizer": {"drops": [0]}}, "drops are epochs, 1 or later; got drops=(0,)"),
         ({"optimizer": {"backbone_lr": 1e-5}}, "OptimizerSpec in the text has no field backbone_l"),

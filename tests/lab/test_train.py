@@ -24,7 +24,9 @@ from ripple_lab.divergence import uniform_divergence
 from ripple_lab.recipes import find_recipe
 from ripple_lab.train import recorder
 from ripple_lab.train.checkpoint import (
+    CHECKSUMS,
     CheckpointError,
+    checksums,
     find_weights,
     folder_of_step,
     read_description,
@@ -182,6 +184,7 @@ def test_gradient_norms_are_of_the_steps_after_warm_up(tmp_path):
     norms = [(0.5, 90.0), (1.5, 12.0), (2.0, 1.0), (2.5, 3.0)]
     rows = [
         {"kind": "train", "step": 1, "epoch": e, "gradient_norm": n, "gradient_norm_max": n}
+        | {"images_per_second": 1.0}
         for e, n in norms
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -277,11 +280,10 @@ def train_and_die(how, folder, recipe):
     else:
         plain_save = torch.save
 
-        def save(value, path):
-            plain_save(value, path)
+        def save(value, content):
             if value["global_step"] == 10:
-                os.truncate(path, os.path.getsize(path) // 2)
                 die()
+            plain_save(value, content)
 
         torch.save = save
     run(folder, recipe)
@@ -350,6 +352,23 @@ def test_sigterm_writes_a_checkpoint_first(tmp_path):
     assert "--resume" in said
 
 
+@pytest.mark.parametrize("names", [["SIGHUP"], ["SIGTERM", "SIGINT"], ["SIGINT", "SIGHUP"]])
+def test_any_signal_that_asks_to_stop_keeps_the_checkpoint(names, whole, tmp_path, monkeypatch):
+    original = Preemption.on_train_batch_end
+
+    def batch_end(self, trainer, *rest):
+        if trainer.global_step == 4:
+            for name in names:
+                os.kill(os.getpid(), signal.Signals[name])
+        original(self, trainer, *rest)
+
+    monkeypatch.setattr(Preemption, "on_train_batch_end", batch_end)
+    with pytest.raises(StoppedError, match="the checkpoint is") as stopped:
+        run(tmp_path / "run")
+    assert stopped.value.signal_number == signal.Signals[names[-1]]
+    assert list(steps_kept(tmp_path / "run/checkpoints")) == [4]
+
+
 def test_a_loss_that_is_no_number_stops_the_run_and_names_the_step(tmp_path, monkeypatch):
     original = Classifier.training_step
 
@@ -406,7 +425,9 @@ def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path):
     last, _ = steps_kept(folder / "checkpoints")
     path = folder_of_step(folder / "checkpoints", last) / "trainer.pt"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.warns(UserWarning, match=f"step-{last:08d}/trainer.pt is not .* Going back to .*"):
+    with pytest.warns(
+        UserWarning, match=f"step-{last:08d}/trainer.pt does not match .* Going back to .*"
+    ):
         run(folder, recipe, resume=True)
     assert_same_weights(folder, whole[0])
 
@@ -442,7 +463,7 @@ def test_checkpoints_that_are_all_damaged_are_named(tmp_path):
     path = folder_of_step(folder / "checkpoints", 3) / "model.safetensors"
     path.write_bytes(path.read_bytes()[:-100])
     with pytest.raises(
-        CheckpointError, match="no checkpoint in .*model.safetensors cannot be read"
+        CheckpointError, match="no checkpoint in .*model.safetensors does not match its checksum"
     ):
         run(folder, resume=True)
 
@@ -455,7 +476,9 @@ def test_trainer_state_is_not_executed(tmp_path):
         def __reduce__(self):
             return os.mkdir, (str(tmp_path / "executed"),)
 
-    torch.save({"state": Bad()}, folder_of_step(folder / "checkpoints", 3) / "trainer.pt")
+    checkpoint = folder_of_step(folder / "checkpoints", 3)
+    torch.save({"state": Bad()}, checkpoint / "trainer.pt")
+    (checkpoint / CHECKSUMS).write_text(checksums(checkpoint))
     with pytest.raises(CheckpointError, match="is not the trainer's state"):
         run(folder, resume=True)
     assert not (tmp_path / "executed").exists()
