@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from ripple_attention.checks import check_count, check_pair, shorten
 
 MOST_RINGS = 2**16
 LARGEST_RADIUS = 2**30 - 1  # and a cell's distance to it still fits 32 bits
+MOST_COARSE_RINGS = 30  # each twice as far as the one before
 
 
 @dataclass(frozen=True)
@@ -53,16 +55,18 @@ class Partition:
                 f"radii={shorten(radii or given)}. Use chebyshev(max_distance) or "
                 "logarithmic(max_distance) for the usual ones."
             )
-        tile_radii = tuple(tile_radii)
-        if (tile or tile_radii) and not _are_coarse_rings(radii[-1], tile, tile_radii):
+        coarse: Any = tuple(tile_radii) if isinstance(tile_radii, Iterable) else (None,)
+        plain = type(tile) is int and tile == 0 and not coarse
+        if not plain and not _are_coarse_rings(radii[-1], tile, coarse):
             raise ValueError(
                 "coarse rings need a tile larger than the last radius, a whole number, and at least"
                 " one tile radius, all of them whole, at least 1 and strictly increasing; got "
-                f"{radii=}, {tile=}, {tile_radii=}. Use foveal(max_distance, tile, rings)."
+                f"radii={shorten(radii)}, tile={shorten(tile)}, tile_radii={shorten(tile_radii)}. "
+                "Use foveal(max_distance, tile, rings)."
             )
         object.__setattr__(self, "radii", radii)
         object.__setattr__(self, "tile", tile)
-        object.__setattr__(self, "tile_radii", tile_radii)
+        object.__setattr__(self, "tile_radii", coarse)
 
     @property
     def num_groups(self) -> int:
@@ -207,11 +211,11 @@ def foveal(max_distance: int = 4, tile: int = 8, rings: int = 3) -> Partition:
     tensor([[0, 1, 2, 2, 3, 3, 3]])
     """
     _checked_distance(max_distance, MOST_RINGS)
-    counts = all(isinstance(x, int) and not isinstance(x, bool) and x >= 1 for x in (tile, rings))
-    if not counts or tile < max_distance:
+    check_count("rings", rings, 1, MOST_COARSE_RINGS)
+    if check_count("tile", tile, 1, LARGEST_RADIUS) < max_distance:
         raise ValueError(
-            "tile and rings must be whole numbers ≥ 1, and a tile at least max_distance wide; got "
-            f"{max_distance=}, {tile=}, {rings=}. Take a larger tile or a smaller max_distance."
+            f"a tile must be at least max_distance wide; got {max_distance=}, {tile=}. Take a "
+            "larger tile or a smaller max_distance."
         )
     return Partition(range(max_distance), tile, [2**ring - 1 for ring in range(1, rings + 1)])
 
@@ -238,5 +242,6 @@ def _checked_distance(max_distance: int, most: int) -> int:
 
 def _are_coarse_rings(reach: int, tile: int, tile_radii: tuple[int, ...]) -> bool:
     whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (tile, *tile_radii))
-    rising = all(low < high for low, high in pairwise((0, *tile_radii)))
-    return whole and bool(tile_radii) and rising and tile > reach
+    rising = whole and all(low < high for low, high in pairwise((0, *tile_radii)))
+    fits = whole and bool(tile_radii) and rising and tile > reach
+    return fits and tile * (tile_radii[-1] + 1) <= LARGEST_RADIUS

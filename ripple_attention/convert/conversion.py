@@ -58,7 +58,7 @@ def convert(
         near: What weighs tokens inside of the last ring, see `RippleHeads`. "softmax" keeps most
             of what a pretrained model knows.
         max_distance: How far rings reach, in tokens.
-        partition: A name, a `Partition`, or its radii.
+        partition: A name, a `Partition`, or its `bounds`: radii, where there are no coarse rings.
         patches: The name of the module whose output (B, C, H, W) tells the grid of an image; found
             by itself where one convolution makes the patches.
         options: Further arguments of `RippleHeads`: weights, near_distance, feature_map, ….
@@ -72,12 +72,12 @@ def convert(
         raise ValueError("the model holds ripples already: revert(model) first")
     chosen = choose(known, unknown, blocks)
     if not isinstance(partition, str | Partition):
-        partition = Partition(partition)
+        partition = Partition.from_bounds(partition)
     settings = {"near": near, "max_distance": max_distance, **options}
     config = {
         "blocks": [one.index for one in chosen],
         **settings,
-        "partition": partition if isinstance(partition, str) else list(partition.radii),
+        "partition": partition if isinstance(partition, str) else partition.bounds,
         **({"patches": patches} if patches else {}),
     }
     settings["partition"] = partition

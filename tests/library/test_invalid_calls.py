@@ -153,6 +153,22 @@ def partitions():
     yield "chebyshev", with_options(chebyshev, max_distance=COUNTS)
     yield "logarithmic", with_options(ripple.logarithmic, max_distance=COUNTS)
     yield "dense", with_options(ripple.dense, grid_size=grids)
+    counts = (*COUNTS, 2**40)
+    yield (
+        "foveal",
+        with_options(ripple.foveal, max_distance=(*counts, 9), tile=counts, rings=counts),
+    )
+    coarse = partial(ripple.Partition, (0, 1))
+    yield (
+        "Partition with tiles",
+        [
+            *with_options(partial(coarse, tile_radii=[1]), tile=(*COUNTS, 1, 2**40)),
+            *with_options(
+                partial(coarse, tile=8),
+                tile_radii=((), 1, None, (0,), (2, 1), (1.0,), (True,), "1", (2**40,)),
+            ),
+        ],
+    )
     yield (
         "Partition's methods",
         [
