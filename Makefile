@@ -20,7 +20,7 @@ test-slow: $(READY)
 test-gpu: $(READY)
 	$(BIN)/python -m pytest -q -m 'slow or not slow' tests/library/test_cuda.py tests/lab/test_detector_kernels.py tests/lab/test_augment.py
 
-drills: $(READY)  # half an hour: kills, full disks, damaged files; a part needs root
+drills: $(READY)  # up to an hour: kills, full disks, damaged files, two hosts; a part needs root
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m drills
 
 test-newest: $(READY)  # the library with the newest versions of what it needs

@@ -7,27 +7,27 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import (
-    get_unwrapped,
-    is_functorch_wrapped_tensor,
-    is_gradtrackingtensor,
-    peek_interpreter_stack,
-)
-from torch.autograd import forward_ad
 
 from ripple_attention import dispatch
 from ripple_attention.checks import (
-    DTYPES,
-    REMEDY,
     check_number,
     describe,
     holds_floats,
     shorten,
 )
 from ripple_attention.dispatch import Problem
+from ripple_attention.operands import (
+    check_mask,
+    check_operands,
+    check_qkv,
+    in_autocast_type,
+    in_function_transform,
+    is_exporting,
+    is_transformed,
+    shapes,
+)
 from ripple_attention.ops.common import (
     accumulation_dtype,
-    autocast_dtype,
     drop_empty_groups,
     safe_divide,
     without_autocast,
@@ -172,17 +172,17 @@ def ripple_attention(
     """
     check_implementation(implementation)
     check_eps(eps)
-    q, k, v = _in_autocast_type(q, k, v)
+    q, k, v = in_autocast_type(q, k, v)
     if not (near is None and prefix_k is None and prefix_v is None):
         prefix = _checked_prefix(prefix_k, prefix_v, prefix_padding_mask, v)
         if prefix_k is not None and prefix_k.shape[-1] != (q if near is None else near.q).shape[-1]:
             raise ValueError(
                 "prefix_k must have the width of the queries it meets: of q, or of near.q; "
-                f"got {_shapes(prefix_k=prefix_k, q=q if near is None else near.q)}"
+                f"got {shapes(prefix_k=prefix_k, q=q if near is None else near.q)}"
             )
         parts = q, k, v, spatial_weights, partition, near, prefix
         return _with_shares(*parts, key_padding_mask, implementation, eps)
-    _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
+    check_operands(q, k, v, spatial_weights, partition, key_padding_mask)
     if not is_exporting() and v.numel() == 0:
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if key_padding_mask is not None:
@@ -214,7 +214,7 @@ def _with_shares(
 
     Features make one share of the mean; the window and the prefix tokens make another.
     """
-    _check_inputs(q, k, v, spatial_weights, partition, mask, 0 if prefix is None else 1)
+    check_operands(q, k, v, spatial_weights, partition, mask, 0 if prefix is None else 1)
     first_far = 0
     if near is not None:
         near, first_far = _checked_near(near, v, partition)
@@ -261,9 +261,9 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
         )
     if near.scale is not None:
         check_number("near.scale", near.scale)
-    q, k = _in_autocast_type(near.q, near.k)
+    q, k = in_autocast_type(near.q, near.k)
     distance = partition.reach if near.distance is None else near.distance
-    _check_qkv(q, k, v)
+    check_qkv(q, k, v)
     c = near.far_scale
     if not holds_floats(c) or c.shape != v.shape[:-1] or c.device != v.device:
         raise ValueError(
@@ -302,14 +302,14 @@ def _checked_prefix(
     if v.shape[0] != like.shape[0] or v.shape[2:] != like.shape[3:]:
         raise ValueError(
             "prefix_v must be (B, P, N, E) with the batch, heads and width of v; "
-            f"got {_shapes(prefix_v=v, v=like)}"
+            f"got {shapes(prefix_v=v, v=like)}"
         )
     if mask is not None and (mask.dtype != torch.bool or mask.shape != k.shape[:2]):
         raise ValueError(
             f"prefix_padding_mask must be bool (B, P) = {tuple(k.shape[:2])}, True for padded "
-            f"tokens; got {mask.dtype=} and {_shapes(mask=mask)}"
+            f"tokens; got {mask.dtype=} and {shapes(mask=mask)}"
         )
-    k, v = _in_autocast_type(k, v)
+    k, v = in_autocast_type(k, v)
     if mask is not None:
         k, v = (x.masked_fill(mask[..., None, None], 0) for x in (k, v))
     return Prefix(k, v, mask)
@@ -359,8 +359,8 @@ def explain(
         The name of the back end that runs.
     """
     check_implementation(implementation)
-    q, k, v = _in_autocast_type(q, k, v)
-    _check_inputs(q, k, v, spatial_weights, partition, None, 0 if prefix_k is None else 1)
+    q, k, v = in_autocast_type(q, k, v)
+    check_operands(q, k, v, spatial_weights, partition, None, 0 if prefix_k is None else 1)
     if near is not None:
         near, first_far = _checked_near(near, v, partition)
         partition = replace(partition, radii=partition.radii[first_far - 1 :])
@@ -407,8 +407,8 @@ def linear_attention(
         (B, H, W, N, E), in the type of v; 0 where the denominator is 0. Sums are float32 or better.
     """
     check_eps(eps)
-    q, k, v = _in_autocast_type(q, k, v)
-    _check_qkv(q, k, v)
+    q, k, v = in_autocast_type(q, k, v)
+    check_qkv(q, k, v)
     check_mask(key_padding_mask, v)
     if key_padding_mask is not None:
         k, v = without_padding(k, v, key_padding_mask)
@@ -448,8 +448,8 @@ def ripple_softmax_attention(
     Returns:
         (B, H, W, N, E), in the type of v; 0 for a query that sees nothing.
     """
-    q, k, v = _in_autocast_type(q, k, v)
-    _check_inputs(q, k, v, spatial_weights, partition, key_padding_mask)
+    q, k, v = in_autocast_type(q, k, v)
+    check_operands(q, k, v, spatial_weights, partition, key_padding_mask)
     if key_padding_mask is not None:
         k, v = without_padding(k, v, key_padding_mask)
     if spatial_weights.device.type == "cpu":
@@ -469,144 +469,4 @@ def _refuse_negative(spatial_weights: Tensor) -> None:
         raise ValueError(
             "spatial_weights must be ≥ 0, as their logarithm is added to the scores; got "
             f"{float(spatial_weights.min())=}. Take logits through softmax or stick_breaking."
-        )
-
-
-def _in_autocast_type(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """Casts as autocast casts for matrix products: to its type, float64 and integers excepted."""
-    first = tensors[0]
-    dtype = autocast_dtype(first) if isinstance(first, Tensor) else None
-    if dtype is None:
-        return tensors
-    return tuple(_cast(x, dtype) for x in tensors)
-
-
-def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    floats = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
-    return x.to(dtype) if floats else x  # the checks that follow refuse what is no tensor
-
-
-def is_exporting() -> bool:
-    """Whether `torch.export` traces; torch 2.11's own function says so of `torch.compile`, too."""
-    return torch.compiler._is_exporting_flag
-
-
-def is_transformed(*tensors: Tensor) -> bool:
-    """Whether a derivative is taken that PyTorch's custom operators do not take part in.
-
-    That is in forward mode (dual numbers, `torch.func.jvp`), or backward by `torch.func.grad`.
-    """
-    if torch.compiler.is_compiling():
-        return False
-    for x in tensors:
-        if forward_ad.unpack_dual(x).tangent is not None:
-            return True
-    return in_function_transform() and any(map(_in_functional_gradient, tensors))
-
-
-def in_function_transform() -> bool:
-    """Whether a transform of `torch.func` is at work: `grad`, `vmap` and their kin."""
-    return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
-
-
-def _in_functional_gradient(x: Tensor) -> bool:
-    while is_functorch_wrapped_tensor(x):
-        if is_gradtrackingtensor(x):
-            return True
-        x = get_unwrapped(x)
-    return False
-
-
-def _shapes(**tensors: Tensor) -> str:
-    return ", ".join(f"{name}.shape={tuple(x.shape)}" for name, x in tensors.items())
-
-
-def _check_inputs(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    spatial_weights: Tensor,
-    partition: Partition,
-    key_padding_mask: Tensor | None,
-    prefix_groups: int = 0,
-) -> None:
-    _check_qkv(q, k, v)
-    if not isinstance(partition, Partition):
-        raise ValueError(
-            f"partition must be a Partition; got {shorten(partition)}. "
-            "Use chebyshev(max_distance) or logarithmic(max_distance)."
-        )
-    _check_dense("spatial_weights", spatial_weights)
-    expected = (*v.shape[:-1], prefix_groups + partition.num_groups)
-    if spatial_weights.shape != expected:
-        raise ValueError(
-            "spatial_weights must be (B, H, W, N, G) with the grid and heads of v and one weight "
-            f"for each of the partition's G={partition.num_groups} groups"
-            f"{', after one for prefix tokens' * prefix_groups}, so {expected}; "
-            f"got {_shapes(spatial_weights=spatial_weights, v=v)}. Make them for this partition."
-        )
-    if spatial_weights.dtype != v.dtype and spatial_weights.dtype != accumulation_dtype(v):
-        raise ValueError(
-            "spatial_weights must have the type of v or the type its sums are kept in, "
-            f"{accumulation_dtype(v)}; got {spatial_weights.dtype=} with {v.dtype=}. "
-            "Cast them with spatial_weights.to(...)."
-        )
-    if spatial_weights.device != v.device:
-        raise ValueError(
-            "spatial_weights must be on the device of v; got "
-            f"{str(spatial_weights.device)=} and {str(v.device)=}. Move them with .to(v.device)."
-        )
-    check_mask(key_padding_mask, v)
-
-
-def _check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    _check_dense("q", q)
-    _check_dense("k", k)
-    _check_dense("v", v)
-    if not q.dim() == k.dim() == v.dim() == 5:
-        raise ValueError(
-            "q, k and v must be heads-last grids (B, H, W, N, channels); "
-            f"got {_shapes(q=q, k=k, v=v)}. For tokens in a row use x.unflatten(1, (H, W))."
-        )
-    if q.shape != k.shape or k.shape[:-1] != v.shape[:-1]:
-        raise ValueError(
-            "q and k must have the same shape (B, H, W, N, M), and v their batch, grid and heads "
-            f"(B, H, W, N, E); got {_shapes(q=q, k=k, v=v)}. Only their last axes may differ, E "
-            "from M."
-        )
-    if not (v.dtype in DTYPES and q.dtype == k.dtype == v.dtype):
-        raise ValueError(
-            "q, k and v must share one floating-point type, float64, float32, bfloat16 or float16; "
-            f"got {q.dtype=}, {k.dtype=}, {v.dtype=}. Cast with .to(...) or use torch.autocast."
-        )
-    if not q.device == k.device == v.device:
-        raise ValueError(
-            "q, k and v must be on one device; "
-            f"got {str(q.device)=}, {str(k.device)=}, {str(v.device)=}. Move them with .to(...)."
-        )
-
-
-def _check_dense(name: str, x: Tensor) -> None:
-    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
-        raise ValueError(f"{name} must be a dense tensor; got {describe(x)}. {REMEDY}")
-
-
-def check_mask(mask: Tensor | None, v: Tensor) -> None:
-    """Refuses a key padding mask that is not bool (B, H, W) on the device of v."""
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor) or mask.layout is not torch.strided or mask.is_nested:
-        raise ValueError(
-            "key_padding_mask must be a bool tensor (B, H, W), a dense one; got "
-            f"{describe(mask)}. {REMEDY}"
-        )
-    if mask.dtype != torch.bool or mask.shape != v.shape[:3]:
-        raise ValueError(
-            f"key_padding_mask must be bool (B, H, W) = {tuple(v.shape[:3])}, True for padded "
-            f"keys; got {mask.dtype=} and {_shapes(mask=mask)}. A 0/1 mask needs .bool()."
-        )
-    if mask.device != v.device:
-        raise ValueError(
-            "key_padding_mask must be on the device of v; "
-            f"got {str(mask.device)=} and {str(v.device)=}. Move it with .to(v.device)."
         )

@@ -29,12 +29,10 @@ from ripple_attention.functional import (
     NearSoftmax,
     check_eps,
     check_implementation,
-    in_function_transform,
-    is_exporting,
-    is_transformed,
     ripple_attention,
 )
 from ripple_attention.fusion import FeatureSpec, WeightSpec, observe
+from ripple_attention.operands import in_function_transform, is_exporting, is_transformed
 from ripple_attention.ops.common import (
     accumulation_dtype,
     autocast_dtype,

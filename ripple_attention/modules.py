@@ -22,7 +22,7 @@ from ripple_attention.checks import (
     shorten,
 )
 from ripple_attention.feature_maps import FeatureMap
-from ripple_attention.functional import check_eps, check_mask, linear_attention
+from ripple_attention.functional import check_eps, linear_attention
 from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe, runs_own_code
 from ripple_attention.heads import (
     FeatureHeads,
@@ -33,6 +33,7 @@ from ripple_attention.heads import (
     make_feature_map,
     make_partition,
 )
+from ripple_attention.operands import check_mask
 from ripple_attention.ops.common import autocast_dtype, without_padding
 from ripple_attention.ops.fused import fused_linear_attention
 from ripple_attention.partition import Partition

@@ -8,15 +8,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ripple_attention.feature_maps import create_feature_map
-from ripple_attention.functional import (
-    _in_autocast_type,
-    check_eps,
-    check_mask,
-    linear_attention,
+from ripple_attention.functional import check_eps, linear_attention
+from ripple_attention.modules import GridAttention, LinearAttention
+from ripple_attention.operands import check_mask, in_autocast_type
+from ripple_attention.ops.common import (
+    accumulation_dtype,
+    safe_divide,
+    without_autocast,
     without_padding,
 )
-from ripple_attention.modules import GridAttention, LinearAttention
-from ripple_attention.ops.common import accumulation_dtype, safe_divide, without_autocast
 
 
 def rotate(x: Tensor, base: float = 100.0) -> Tensor:
@@ -77,7 +77,7 @@ class RotaryLinearAttention(LinearAttention):
         self.base = base
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
-        phi_q, phi_k, v = _in_autocast_type(*self.feature_map(q, k), v)
+        phi_q, phi_k, v = in_autocast_type(*self.feature_map(q, k), v)
         check_mask(key_padding_mask, v)
         if key_padding_mask is not None:
             phi_k, v = without_padding(phi_k, v, key_padding_mask)

@@ -11,7 +11,6 @@ from timm.layers import DropPath, PatchEmbed, resample_abs_pos_embed
 from timm.models.vision_transformer import Block, LayerScale, VisionTransformer
 from torch import Tensor, nn
 
-from ripple_attention.functional import is_exporting
 from ripple_attention.models.encodings import (
     ConvSPELinearAttention,
     PermutedLinearAttention,
@@ -25,6 +24,7 @@ from ripple_attention.modules import (
     RippleAttention,
     SoftmaxAttention,
 )
+from ripple_attention.operands import is_exporting
 from ripple_attention.ops.common import accumulation_dtype, autocast_dtype
 from ripple_attention.partition import dense
 

@@ -45,7 +45,7 @@ def convert(
     keep_lessons: Annotated[bool, KEEP] = False,
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
-    """Show what of a pretrained model can turn into ripples, and with --plan at what error.
+    """Show which blocks of a pretrained model can turn into ripples.
 
     Example: ripple convert vit_small_patch16_dinov3 photos --plan
     """
@@ -103,7 +103,7 @@ def align(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
-    """Turn a pretrained model into ripples and teach them what softmax did, on photos.
+    """Turn a pretrained model into ripples that learn from its softmax.
 
     On several GPUs: torchrun --nproc-per-node 8 --no-python ripple align …
 

@@ -66,13 +66,21 @@ def train(recipe: Recipe, folder: Path, console: Console, resume: bool = False) 
     """
     if folder.is_file():
         raise ValueError(f"--output names a folder; {folder} is a file")
+    main = is_main_process()
     if resume and (folder / "result.json").exists():
-        if is_main_process():
-            _refuse_another_run(recipe, folder, resume)
-        console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
-        return read_result(folder / "result.json")
-    with naming_full_disk(folder), only_process_in(folder) if is_main_process() else nullcontext():
+        return _ended(recipe, folder, console)
+    with naming_full_disk(folder), only_process_in(folder) if main else nullcontext():
+        if main and resume and (folder / "result.json").exists():  # while the lock was waited for
+            return _ended(recipe, folder, console)
         return _train(recipe, folder, console, resume)
+
+
+def _ended(recipe: Recipe, folder: Path, console: Console) -> dict[str, Any]:
+    """The result of a run that has one."""
+    if is_main_process():
+        _refuse_another_run(recipe, folder, resume=True)
+    console.print(f"The run in {folder} has ended.", highlight=False, soft_wrap=True)
+    return read_result(folder / "result.json")
 
 
 def _train(recipe: Recipe, folder: Path, console: Console, resume: bool) -> dict[str, Any]:

@@ -363,8 +363,14 @@ def test_any_signal_that_asks_to_stop_keeps_the_checkpoint(names, whole, tmp_pat
         original(self, trainer, *rest)
 
     monkeypatch.setattr(Preemption, "on_train_batch_end", batch_end)
-    with pytest.raises(StoppedError, match="the checkpoint is") as stopped:
-        run(tmp_path / "run")
+    # A shell's background jobs ignore SIGINT, and nohup ignores SIGHUP. A run keeps to that.
+    before = {name: signal.signal(signal.Signals[name], signal.SIG_DFL) for name in names}
+    try:
+        with pytest.raises(StoppedError, match="the checkpoint is") as stopped:
+            run(tmp_path / "run")
+    finally:
+        for name, handler in before.items():
+            signal.signal(signal.Signals[name], handler)
     assert stopped.value.signal_number == signal.Signals[names[-1]]
     assert list(steps_kept(tmp_path / "run/checkpoints")) == [4]
 

@@ -100,5 +100,5 @@ def test_every_kernel_compiles_and_hardly_spills(dtype, width, capability, monke
     assert {name for name, _ in compiled} == set(KERNELS)
     for name, binary in compiled:
         assert binary.metadata.shared <= (99 if width <= 64 else 160) * 1024, name
-        assert stack_bytes(binary) <= 160, name
+        assert stack_bytes(binary) <= 256, name
         assert "mma" in binary.asm["ptx"]
