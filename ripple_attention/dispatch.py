@@ -54,7 +54,7 @@ PAIRS_TOKENS = 16384
 NEAR_KERNELS = False
 
 # Nobody has run `tile_sums_triton` on a GPU yet, so "auto" does not take it.
-COARSE_KERNELS_ARE_MEASURED = False
+TILE_SUMS_KERNELS_ARE_MEASURED = False
 
 # The cost of what "auto" takes only where nothing else can run.
 NEVER = 1e30
@@ -232,22 +232,22 @@ def _fused(problem: Problem) -> str | None:
     return reason or _tiles(problem)
 
 
-def _coarse(problem: Problem) -> str | None:
-    if not problem.tile_radii:
-        return "needs coarse rings, as those of foveal; got boxes around tokens alone"
+def _shared_sums(problem: Problem) -> str | None:
     if problem.tile % 8:
         return f"needs tiles of a multiple of 8 tokens; got {problem.tile}"
+    if problem.tile and problem.radii and problem.radii[-1] > MAX_REACH:
+        return f"needs coarse rings from a radius ≤ {MAX_REACH} on; got {problem.radii[-1]}"
     width = max(problem.num_features, problem.value_dim)
     if width > 64 and problem.shared < LARGE_SHARED:
         return (
             f"needs {LARGE_SHARED} kB of shared memory for more than 64 features or value "
             f"channels; got {width}, and a GPU of {problem.shared}"
         )
-    return _tiles(problem)
+    return _kernels(problem)
 
 
-def _coarse_cost(problem: Problem) -> float:
-    measured = COARSE_KERNELS_ARE_MEASURED and problem.device == "cuda"
+def _shared_sums_cost(problem: Problem) -> float:
+    measured = TILE_SUMS_KERNELS_ARE_MEASURED and problem.device == "cuda"
     return 1.0 if measured else math.inf
 
 
@@ -299,7 +299,12 @@ BACKENDS = (
     Backend("naive_triton", "all pairs, by kernels", _boxes(_kernels), _pairs_cost),
     Backend("tiled", "a window and one far sum", _boxes(_plain), _tiled_cost),
     Backend("tile_sums", "a window and sums that tiles share", _plain, _tile_sums_cost),
-    Backend("tile_sums_triton", "a window and coarse rings, by kernels", _coarse, _coarse_cost),
+    Backend(
+        "tile_sums_triton",
+        "a window and sums that tiles share, by kernels",
+        _shared_sums,
+        _shared_sums_cost,
+    ),
     Backend("table_triton", "summed-area tables, by kernels", _boxes(_kernels), _boxes_cost),
     Backend("table", "summed-area tables", _boxes(_plain), _table_cost),
     Backend("naive", "all pairs: the definition", lambda _: None, lambda _: NEVER),

@@ -68,8 +68,8 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     ),
     "tile_sums_triton": register(
         "tile_sums_triton",
-        lazy_import("coarse", "tile_sums_triton_forward"),
-        lazy_import("coarse", "tile_sums_triton_backward"),
+        lazy_import("tile_sums", "tile_sums_triton_forward"),
+        lazy_import("tile_sums", "tile_sums_triton_backward"),
     ),
     "table_triton": register(
         "table_triton",
@@ -155,9 +155,8 @@ def ripple_attention(
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
             far sum), "tile_sums" (near window and sums that tiles share), "naive_triton",
             "table_triton", "tiled_triton" and "tile_sums_triton" (the same as Triton kernels:
-            NVIDIA GPUs, not float64, for tiles a reach of at most 16, for sums that tiles share
-            coarse rings alone), or "auto" for what `dispatch.choose` expects to be fastest;
-            `explain` prints it.
+            NVIDIA GPUs, not float64, for tiles a reach of at most 16), or "auto" for what
+            `dispatch.choose` expects to be fastest; `explain` prints it.
         eps: Added to the denominator, at least 0.
 
     Returns:

@@ -95,10 +95,10 @@ def from_tiles(x: Tensor, shape: Sequence[int], tile: int) -> Tensor:
 def _band(x: Tensor, dim: int, radius: int) -> Tensor:
     """Sums over the neighbours within `radius` along a dimension."""
     size, outer = x.shape[dim], x.shape[:dim]
-    return (_band_matrix(size, radius, x) @ x.reshape(*outer, size, -1)).view(x.shape)
+    return (band_matrix(size, radius, x) @ x.reshape(*outer, size, -1)).view(x.shape)
 
 
-def _band_matrix(size: int, radius: int, like: Tensor) -> Tensor:
+def band_matrix(size: int, radius: int, like: Tensor) -> Tensor:
     """One where column and row differ by at most `radius`, else zero: (size, size)."""
     index = torch.arange(size, device=like.device)
     return ((index[:, None] - index).abs() <= radius).to(like.dtype)
@@ -115,7 +115,7 @@ def _add_rows(
     columns, E = W // tile, b.shape[-1]
     states = a.new_empty(tile, P * columns, M, E)  # of a row of tiles, for each row of queries
     below, summed = torch.empty_like(states[0]), torch.empty_like(states)
-    band = _band_matrix(columns, whole - 1, a)
+    band = band_matrix(columns, whole - 1, a)
     of_row = states.unbind(0)
     rows_a, rows_b = (x.view(H, P * columns, tile, -1) for x in (a, b))
     rows = list(zip(rows_a.mT.unbind(0), rows_b.unbind(0), strict=True))

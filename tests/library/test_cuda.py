@@ -246,8 +246,10 @@ def test_triton_pairs_are_within_twice_naives_error(grid, partition, width, dtyp
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("width", [5, 32, 64, 128])
 @pytest.mark.parametrize("grid", [(1, 1), (14, 14), (33, 20), (64, 72)])
-@pytest.mark.parametrize("partition", [foveal(), foveal(2, 16, 2)], ids=["tile 8", "tile 16"])
-def test_triton_coarse_rings_are_within_twice_tile_sums_error(partition, grid, width, dtype):
+@pytest.mark.parametrize(
+    "partition", [foveal(), foveal(2, 16, 2), logarithmic(63), Partition((0, 9, 30))], ids=str
+)
+def test_triton_shared_sums_are_within_twice_tile_sums_error(partition, grid, width, dtype):
     inputs = make_inputs(grid, partition, dtype=dtype, features=width, value_dim=width, batch=1)
     assert_within_twice("tile_sums", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
