@@ -299,9 +299,9 @@ def draw_weights(profiles: Sequence[Profile]) -> Any:
         G = it.partition.num_groups
         ax.plot(it.rings, fixed_weights(G).numpy(), "k:", lw=1, label="fixed weights")
         ax.axhline(1 / G, color="black", lw=0.8, ls="--", label="linear attention")
-        ax.set(title=f"layer {i + 1}", ylim=(0, None))
-        ax.set_xlabel("distance")
+        ax.set(title=f"layer {i + 1}", xlabel="distance")
         ax.yaxis.set_major_formatter("{x:.0%}")
+    axes[0, 0].set_ylim(0)  # of all, and after all are drawn: it ends the scaling to what is there
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.suptitle(f"Mean weight of each ring, {profiles[0].images} images", fontsize=11)
     return figure

@@ -67,7 +67,7 @@ def _number(seeds: Seeds, recipe: str, metric: str, unit: float, first: bool) ->
 
 COLUMNS: dict[str, Column] = {
     "parameters": Column("M parameters", (2, 2), counted("millions")),
-    "detector": Column("M parameters", (1, 1), counted("millions")),
+    "detector": Column("M parameters", (1, 2), counted("millions")),
     "gflops": Column("G multiply-adds", (0, 0), counted("gflops")),
     "seconds": Column("seconds an image", (3, 4), seconds),
     "top1": Column("top-1 %", (2, 1), trained("top1")),

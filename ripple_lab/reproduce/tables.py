@@ -95,7 +95,7 @@ TABLES = (
         "Table 3: object detection on COCO",
         "The paper: 50 and 108 epochs on 8 V100, 16 images at a time. It does not say on what, nor "
         "at what size of image, the seconds were measured; our multiply-adds are of 800×1066 "
-        "pixels.",
+        "pixels. Parameters are those that are trained.",
         ("detector", "gflops", "seconds", *PRECISION),
         rows(
             3,
