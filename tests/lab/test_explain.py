@@ -26,6 +26,7 @@ from ripple_attention.models.vit import ATTENTIONS, GridVisionTransformer
 from ripple_lab.commands import inspection as looking
 from ripple_lab.data.digits import load_digits_images
 from ripple_lab.inspection.analyze import (
+    draw_divergence,
     draw_weights,
     pictures_of_folder,
     profile,
@@ -319,14 +320,17 @@ def test_rings_of_other_partitions_have_their_distances(tmp_path):
     assert it.rings == ["0", "1", "2–3", "4–7", "rest"]
 
 
-def test_lines_of_weights_are_not_cut_off(explainer):
+@pytest.mark.parametrize("draw", [draw_weights, draw_divergence])
+def test_lines_and_dots_are_not_cut_off(explainer, draw):
     profiles = profile(explainer, list(torch.rand(3, 3, 32, 32)))
+    profiles[0].divergence[:] = 0.0768  # as of a young run: close together, and far from 0
+    profiles[1].divergence[:] = 0.0769
     profiles[1].weights[0, 2] = 0.9  # of a later panel: all have one scale
-    figure = draw_weights(profiles)
+    figure = draw(profiles)
     for ax in figure.axes:
         least, most = ax.get_ylim()
         assert least == 0
-        assert all(max(line.get_ydata()) < most for line in ax.lines)
+        assert max(max(line.get_ydata()) for line in ax.lines) < 0.95 * most
     plt.close(figure)
 
 
