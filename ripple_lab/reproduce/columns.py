@@ -7,7 +7,7 @@ from ripple_lab.reproduce import networks
 from ripple_lab.reproduce.queries import Seeds, in_short, known, shared_epochs, shown_runs
 from ripple_lab.reproduce.speeds import growth, images_per_second, seconds
 from ripple_lab.reproduce.table import Cell, Column, Number, Table
-from ripple_lab.results import Results, Row
+from ripple_lab.results import Results, Row, committed_results
 
 
 def trained(metric: str, unit: float = 1) -> Callable[[Table, Results], list[Cell]]:
@@ -38,8 +38,6 @@ def counted(quantity: str) -> Callable[[Table, Results], list[Cell]]:
 @cache
 def network(recipe: str) -> Row:
     """The counts of a recipe's network: those of the file, else made now."""
-    from ripple_lab.results import committed_results
-
     kept = {row["recipe"]: row for row in committed_results().file(networks.FILE)}
     return kept.get(recipe) or networks.count(known()[recipe].recipe)
 

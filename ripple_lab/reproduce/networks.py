@@ -2,8 +2,8 @@
 
     python -m ripple_lab.reproduce.networks
 
-builds the network of every recipe of the tables, without memory for its numbers, and writes
-`networks.csv`. Tables read that file, so that they need neither PyTorch nor timm.
+builds the network of every recipe of the tables, on the meta device, and writes `networks.csv`.
+Tables read that file, so that they need neither PyTorch nor timm.
 """
 
 from typing import Any

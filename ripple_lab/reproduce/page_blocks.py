@@ -50,7 +50,7 @@ def find(rows: Iterable[Row], **wanted: object) -> Row | None:
 
 
 def top1(recipe: str, epochs: int) -> float | None:
-    """Top-1 in percent of a CIFAR-100 recipe after so many epochs, the mean of its seeds."""
+    """Top-1 in percent of a CIFAR-100 recipe with that many epochs, the mean of its seeds."""
     seeds = at_epochs(f"cifar100-{recipe}", epochs, committed_results())
     return seeds.mean("top1") if seeds else None
 
