@@ -186,8 +186,10 @@ def draw_benchmark(results: Path, path: Path) -> None:
     fused = ("triton", "SDPA", "floor")  # of models all but those "in PyTorch operations"
     if models:
         fused = tuple({row["system"] for row in rows if "PyTorch" not in row["system"]})
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    larger = [1.2 * index for index in range(len(systems))][::-1]  # of lines that others may hide
     for ax, (step, quantity, title) in zip(axes, panels, strict=False):
-        for system in dict.fromkeys(row["system"] for row in rows):
+        for size, system in zip(larger, systems, strict=True):
             points = [
                 (row["tokens"], row[quantity] / (int(row["batch"]) if models else 1))
                 for row in rows
@@ -195,7 +197,8 @@ def draw_benchmark(results: Path, path: Path) -> None:
             ]
             if points:
                 style = "-" if any(word in system for word in fused) else "--"
-                ax.plot(*zip(*points, strict=True), marker="o", ls=style, label=system)
+                ax.plot(*zip(*points, strict=True), ls=style, label=system,
+                        marker="o", mfc="none", ms=4 + size, lw=1.5 + size / 8)  # fmt: skip
         each = " an image" if models else ""
         ax.set(xscale="log", yscale="log", xlabel="tokens", title=f"{title}{each}")
         ax.set_xticks(sizes, labels)
@@ -203,7 +206,8 @@ def draw_benchmark(results: Path, path: Path) -> None:
         ax.grid(alpha=0.3)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
+                  markerscale=0.6)  # fmt: skip
     what = f"{first['hardware']}, {first['dtype']}, "
     if models:
         what += f"width {first.get('embed_dim', 192)}"

@@ -150,7 +150,7 @@ def _read_json(path: Path) -> dict[str, list[dict[str, Any]]]:
     names = ("images", "annotations", "categories")
     lists = isinstance(content, dict) and all(isinstance(content.get(n), list) for n in names)
     if not lists or not all(isinstance(entry, dict) for n in names for entry in content[n]):
-        _refuse(path, f"it must be an object with the lists {', '.join(names)}")
+        _refuse(path, f"it must be an object with lists of {', '.join(names)}")
     return content
 
 
