@@ -92,14 +92,14 @@ def draw_figure_1(path: Path) -> None:
         ("b. A query off the centre", weights, corner),
         (f"c. Halted at ring {group} (τ = {threshold})", halted, corner),
     )
-    figure, axes = plt.subplots(1, 3, figsize=(8.4, 3.3), layout="constrained")
+    figure, axes = plt.subplots(1, 3, figsize=(9.2, 3.2), layout="constrained")
     norm = LogNorm(vmin=float(weights.min()), vmax=1)
     for ax, (title, shown, query) in zip(axes, panels, strict=True):
         image = draw_ripples(ax, shown, partition, query, grid_size, norm, cmap="Blues")
         for ring in range(1, max(query) + 1):  # the weight of each ring, left of the query
             dark = norm(float(shown[ring])) > 0.55
             ax.text(query[1] - ring, query[0], f"{100 * float(shown[ring]):.2g}", ha="center",
-                    va="center", fontsize=9, color="white" if dark else "black")  # fmt: skip
+                    va="center", fontsize=8.5, color="white" if dark else "black")  # fmt: skip
         ax.set_xticks(torch.arange(8) + 0.5, minor=True)
         ax.set_yticks(torch.arange(8) + 0.5, minor=True)
         ax.grid(which="minor", color="0.6", lw=0.5)
@@ -155,7 +155,7 @@ def draw_learned_ripples(
         for n, profile in enumerate(layer_weights.mean((0, 1, 2))):
             ax.plot(names, profile.numpy(), marker=".", label=f"head {n + 1}")
         ax.axhline(1 / G, color="black", lw=0.8, ls="--")
-        ax.set(ylim=(0, None), xlabel="ring")
+        ax.set(ylim=(0, 1.1 * ax.dataLim.ymax), xlabel="ring")
         ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     figure.colorbar(shown, ax=axes[:-1, :], label="spatial weight, mean of heads", shrink=0.8)
     save(figure, path)
@@ -186,8 +186,10 @@ def draw_benchmark(results: Path, path: Path) -> None:
     fused = ("triton", "SDPA", "floor")  # of models all but those "in PyTorch operations"
     if models:
         fused = tuple({row["system"] for row in rows if "PyTorch" not in row["system"]})
+    systems = list(dict.fromkeys(row["system"] for row in rows))
+    larger = [1.2 * index for index in range(len(systems))][::-1]  # of lines that others may hide
     for ax, (step, quantity, title) in zip(axes, panels, strict=False):
-        for system in dict.fromkeys(row["system"] for row in rows):
+        for size, system in zip(larger, systems, strict=True):
             points = [
                 (row["tokens"], row[quantity] / (int(row["batch"]) if models else 1))
                 for row in rows
@@ -195,7 +197,8 @@ def draw_benchmark(results: Path, path: Path) -> None:
             ]
             if points:
                 style = "-" if any(word in system for word in fused) else "--"
-                ax.plot(*zip(*points, strict=True), marker="o", ls=style, label=system)
+                ax.plot(*zip(*points, strict=True), ls=style, label=system,
+                        marker="o", mfc="none", ms=4 + size, lw=1.5 + size / 8)  # fmt: skip
         each = " an image" if models else ""
         ax.set(xscale="log", yscale="log", xlabel="tokens", title=f"{title}{each}")
         ax.set_xticks(sizes, labels)
@@ -203,7 +206,8 @@ def draw_benchmark(results: Path, path: Path) -> None:
         ax.grid(alpha=0.3)
     for ax in axes[len(panels) :]:
         ax.set_axis_off()
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5,
+                  markerscale=0.6)  # fmt: skip
     what = f"{first['hardware']}, {first['dtype']}, "
     if models:
         what += f"width {first.get('embed_dim', 192)}"

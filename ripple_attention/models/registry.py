@@ -59,7 +59,9 @@ default_cfgs = generate_default_cfgs({name: _cfg(arguments) for name, arguments 
 def adapt_state_dict(
     state_dict: dict[str, Tensor], model: GridVisionTransformer
 ) -> dict[str, Tensor]:
-    """A DeiT or ViT checkpoint for one of our models, position embeddings resized.
+    """A DeiT, ViT or ConViT checkpoint for one of our models, position embeddings resized.
+
+    ConViT's official tiny weights are for `convit4_tiny_patch16_224`.
 
     Leaves out a distillation token and its head, and, unless the model has one, the class token
     and its position.

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from ripple_lab.data.images import DataError
 from ripple_lab.text import LONGEST, plain
 
-LARGEST = 2**53  # evaluators hold numbers, ids among them, as float64
+LARGEST = 2**53  # evaluators keep all numbers, even ids, as float64
 LONGEST_PATH = 255  # bytes; file systems take no longer names
 SHOWN = 60  # characters of an entry that a refusal shows
 
@@ -150,7 +150,7 @@ def _read_json(path: Path) -> dict[str, list[dict[str, Any]]]:
     names = ("images", "annotations", "categories")
     lists = isinstance(content, dict) and all(isinstance(content.get(n), list) for n in names)
     if not lists or not all(isinstance(entry, dict) for n in names for entry in content[n]):
-        _refuse(path, f"what is expected is an object with lists of {', '.join(names)}")
+        _refuse(path, f"it must be an object with lists of {', '.join(names)}")
     return content
 
 
@@ -233,5 +233,5 @@ def _shown(value: Any) -> str:
 def _refuse(path: Path, why: str) -> NoReturn:
     raise DataError(
         f"the annotations {path} are damaged or not in COCO's format: {why}; "
-        "fetch or export them anew"
+        "download or export them again"
     )

@@ -108,15 +108,15 @@ def pretrained_weights(name: str) -> dict[str, Tensor]:
         return dict(weights.get_state_dict(progress=False, check_hash=True))
     except (OSError, RuntimeError) as error:
         raise RuntimeError(
-            f"the ImageNet weights of {name} are neither in {torch.hub.get_dir()}/checkpoints nor "
-            f"to be had from {weights.url} ({error}). Put the file there, or start from random "
-            "weights: pretrained_backbone=False, fixed_stages=0 (of a recipe: "
+            f"the ImageNet weights of {name} are not in {torch.hub.get_dir()}/checkpoints and "
+            f"cannot be fetched from {weights.url} ({error}). Put the file there, or start from "
+            "random weights: pretrained_backbone=False, fixed_stages=0 (of a recipe: "
             "--model.no-pretrained-backbone --model.fixed-stages 0)."
         ) from error
 
 
 def _start_without_statistics(network: nn.Module) -> None:
-    """Random weights whose features stay small, although no norm keeps them so.
+    """Random weights whose features stay small without norms that scale them.
 
     With frozen norms that have no statistics, every block would double the variance.
     """

@@ -22,11 +22,11 @@ ANNOTATION_FILES = (
     "{split}.json",
 )
 IMAGE_FOLDERS = ("{split}", "images/{split}", "images", ".")
-# So many images are looked for to know their folder; others may be missing, and are then skipped.
+# The folder of images is the one that has any of the first 100; missing ones are skipped later.
 SOME = 100
 DOWNLOAD = (
     "COCO 2017 is train2017.zip, val2017.zip and annotations_trainval2017.zip of "
-    "https://cocodataset.org/#download, unpacked into one folder; name it by --data.root"
+    "https://cocodataset.org/#download, unpacked into one folder; pass it as --data.root"
 )
 
 
@@ -53,7 +53,7 @@ class CocoPictures(Dataset[tuple[Image.Image, Target]]):
         path = self.filename(index)
         check_file(path)
         with Image.open(path) as file:
-            # COCO's boxes go by the pixels as they are stored, those of others by the upright view.
+            # Boxes of COCO count pixels as they are stored; other sets turn their pictures upright.
             image = in_colour(file, upright=file.size != (width, height))
         if image.size != (width, height):
             raise ValueError(

@@ -35,7 +35,7 @@ class EncoderLayer(nn.Module):
         self.norm1 = nn.LayerNorm(dim)
         self.mlp = feedforward(dim, feedforward_dim, dropout)
         self.norm2 = nn.LayerNorm(dim)
-        # Feature maps and spatial weights keep their own start.
+        # Feature maps and spatial weights keep their own initialisation.
         init_linear(attention.qkv, attention.proj, *self.mlp)
         for layer in (attention.qkv, attention.proj):
             if layer.bias is not None:

@@ -20,8 +20,8 @@ METRICS = {
     "ap_medium": "AP_medium",
     "ap_large": "AP_large",
 }
-# How many pairs of query and class of an image are judged, as in SMCA; COCO's rules then look at
-# 100 of each class.
+# Pairs of query and class that are judged in an image, as in SMCA; COCO's rules then take 100 of
+# each class.
 TOP = 300
 
 

@@ -100,6 +100,6 @@ def check_targets(targets: list[Target], images: int, classes: int) -> None:
     least, most = torch.stack(labels.aminmax()).tolist()
     if least < 0 or most >= classes:
         raise ValueError(
-            f"labels lie in 0 … {classes - 1}, the model having {classes} classes; got labels from "
-            f"{least} to {most}: is the model's num_classes that of the data?"
+            f"labels lie in 0 … {classes - 1}, as the model has {classes} classes; got labels "
+            f"from {least} to {most}: give the model the num_classes of the data"
         )

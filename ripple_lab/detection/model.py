@@ -154,5 +154,5 @@ def _check(images: list[Tensor]) -> None:
             raise ValueError(
                 "a detector takes images as floating-point tensors (3, height, width); got "
                 f"{tuple(image.shape)}, {image.dtype} at place {index}. Convert with torchvision's "
-                "v2.functional.to_image and to_dtype(…, scale=True), then norm the colours."
+                "v2.functional.to_image and to_dtype(…, scale=True), then normalise the colours."
             )

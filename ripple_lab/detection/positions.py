@@ -26,9 +26,9 @@ def sine_positions(
 ) -> Tensor:
     """DETR's positions: sines and cosines of the row, then of the column, as parts of the image.
 
-    Row i of h is the angle 2π·(i+1)/h; channels c of the dim/2 for rows hold sin and cos in turn of
-    that angle ÷ temperature^(2⌊c/2⌋ ÷ (dim/2)). Columns are alike. Padding
-    does not change a cell's position.
+    Row i of h has the angle 2π·(i+1)/h. Of the dim/2 channels for rows, channel c holds the sine
+    (c even) or cosine (c odd) of that angle ÷ temperature^(2⌊c/2⌋ ÷ (dim/2)). The other dim/2 are
+    the same for columns. Padding does not change a cell's position.
 
     Args:
         cells: (B, 2): rows and columns of each image, at the top left of the grid.

@@ -9,7 +9,7 @@ from ripple_lab.checks import at_least, at_most, fraction
 
 @dataclass(frozen=True)
 class DetectorSpec(AttentionSpec):
-    """Which detector; what it decides of the attention is the encoder's."""
+    """Which detector; the options of attention are those of its encoder."""
 
     name: str = "smca_ripple_resnet50"
     """One of ours; `ripple models --only smca` lists them."""
@@ -88,7 +88,7 @@ class DetectionAugmentation:
     crop_scales: tuple[int, ...] = (400, 500, 600)
     """For that, the shorter side first becomes one of these."""
     crop_sizes: tuple[int, int] = (384, 600)
-    """Height and width of the part lie between these, or are those of the picture if it is less."""
+    """The least and the largest height and width of the part; never more than the picture has."""
 
     def __post_init__(self) -> None:
         fraction(flip=self.flip, crop=self.crop)

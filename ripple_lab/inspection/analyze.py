@@ -299,9 +299,9 @@ def draw_weights(profiles: Sequence[Profile]) -> Any:
         G = it.partition.num_groups
         ax.plot(it.rings, fixed_weights(G).numpy(), "k:", lw=1, label="fixed weights")
         ax.axhline(1 / G, color="black", lw=0.8, ls="--", label="linear attention")
-        ax.set(title=f"layer {i + 1}", ylim=(0, None))
-        ax.set_xlabel("distance")
+        ax.set(title=f"layer {i + 1}", xlabel="distance")
         ax.yaxis.set_major_formatter("{x:.0%}")
+    axes[0, 0].set_ylim(0, 1.1 * max(ax.dataLim.ymax for ax in axes.flat[: len(profiles)]))
     figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside right center", fontsize=8)
     figure.suptitle(f"Mean weight of each ring, {profiles[0].images} images", fontsize=11)
     return figure
@@ -336,7 +336,7 @@ def draw_divergence(profiles: Sequence[Profile]) -> Any:
     uniform = [uniform_divergence(it.partition.num_groups) for it in profiles]
     ax.plot(layers, uniform, color="black", ls="--", lw=0.8, label="linear attention")
     ax.set(
-        ylabel="Jensen–Shannon divergence, nats", ylim=(0, None),
+        ylabel="Jensen–Shannon divergence, nats", ylim=(0, 1.1 * ax.dataLim.ymax),
         title="How far ripples are from the fixed weights 1/2, 1/4, …",
     )  # fmt: skip
     ax.legend(fontsize=8)

@@ -21,7 +21,7 @@ from ripple_lab.plots import COLORS, check_suffix, plt, save
 from ripple_lab.text import plain
 
 TILE, GAP = 112, 8  # pixels of a tile's longer side, and between tiles
-SCREEN = (16, 10)  # inches of a whole explanation, which a screen shows at once
+SCREEN = (14.5, 8.2)  # inches of a whole explanation, which a screen of 1920×1080 shows at once
 
 RIPPLES = "ripples:\nweight of each ring"
 ATTENTION = "attention\n(ripples × similarity)"
@@ -161,7 +161,7 @@ def _where_halted(view: LayerView, at: tuple[int, int], head: int | None) -> str
     did = halted < _groups(view)
     if head is not None:
         return f"halts at ring {int(halted[head])}" if did[head] else "does not halt"
-    return f"{int(did.sum())} of {len(halted)} heads halt"
+    return f"{int(did.sum())}/{len(halted)} heads halt"
 
 
 def _top(values: Tensor) -> float:

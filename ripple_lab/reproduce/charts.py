@@ -7,8 +7,9 @@ from typing import Any
 
 from ripple_lab.canvas import MARKERS, PALETTE, plt, save_both
 from ripple_lab.reproduce.columns import COLUMNS
+from ripple_lab.reproduce.figures import Panel
 from ripple_lab.reproduce.speeds import measured_on, points, refused
-from ripple_lab.reproduce.table import Filled, Table, TableRow
+from ripple_lab.reproduce.table import Filled, Table
 from ripple_lab.results import Row
 
 PAPER, OURS = PALETTE[:2]
@@ -85,56 +86,56 @@ def _draw_against(table: Table, filled: Filled) -> Any:
     return figure
 
 
-def draw_curves(
-    title: str,
-    lines: Sequence[TableRow],
-    rows: Sequence[Row],
-    passes: Sequence[str],
-    path: Path,
-) -> None:
+def draw_curves(title: str, panels: Sequence[Panel], path: Path) -> None:
     """Time and memory against tokens, a row of panels for each pass.
 
     A line that others hide is wider, and has larger markers, than those above it. Dashed lines are
     of PyTorch operations.
     """
     figure, axes = plt.subplots(
-        len(passes), 2, figsize=(11, 3.7 * len(passes) + 0.6), layout="constrained", squeeze=False
+        len(panels), 2, figsize=(11, 3.7 * len(panels) + 0.6), layout="constrained", squeeze=False
     )
-    for step, pair in zip(passes, axes, strict=True):
+    labels = dict.fromkeys(line.label for panel in panels for line in panel.lines)
+    looks = dict(zip(labels, zip(PALETTE, MARKERS, strict=True), strict=False))
+    for panel, pair in zip(panels, axes, strict=True):
         for ax, (quantity, name) in zip(
             pair, (("median_ms", "milliseconds"), ("peak_mb", "peak memory, MB")), strict=True
         ):
-            for index, (line, color, marker) in enumerate(
-                zip(lines, PALETTE, MARKERS, strict=False)
-            ):
-                found = points(rows, line, step, quantity)
-                if found:
-                    size, style = (
-                        2.5 * (len(lines) - 1 - index),
-                        "--" if "PyTorch" in line.label else "-",
-                    )
-                    ax.plot(
-                        *zip(*found, strict=True), color=color, marker=marker, label=line.label,
-                        ls=style, lw=1.5 + size / 4, ms=5 + size, mfc="none", mew=1.6, zorder=2,
-                    )  # fmt: skip
-                for tokens, why in refused(rows, line, step).items():
-                    _mark_refused(ax, tokens, f"{line.label.split(':')[0]}: {why}", color)
-            ax.set(xscale="log", yscale="log", xlabel="tokens", ylabel=name, title=step)
-            ax.margins(y=0.18)  # room for what does not fit
-            if ax.lines:
-                sizes = sorted({x for line in lines for x, _ in points(rows, line, step, quantity)})
-                ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
-                ax.minorticks_off()
-            else:
-                ax.text(0.5, 0.5, "not yet run", ha="center", transform=ax.transAxes)
-            ax.grid(alpha=0.3)
-    if axes[0, 0].lines:
-        handles, labels = axes[0, 0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False,
-                      markerscale=0.6)  # fmt: skip
-    words = measured_on(rows).partition(";")[0] if rows else ""
-    figure.suptitle(f"{title}\n{words}")
+            _draw_panel(ax, panel, quantity, looks)
+            ax.set(ylabel=name, title=panel.title)
+    legend = {
+        label: handle
+        for ax in axes[:, 0]
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True)
+    }
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=2,
+                  frameon=False, markerscale=0.6)  # fmt: skip
+    words = [measured_on(panel.rows).partition(";")[0] for panel in panels if panel.rows]
+    figure.suptitle("\n".join([title, *words[:1]]))
     save_both(figure, path)
+
+
+def _draw_panel(ax: Any, panel: Panel, quantity: str, looks: dict[str, tuple[str, str]]) -> None:
+    found = [points(panel.rows, line, panel.step, quantity) for line in panel.lines]
+    for index, (line, values) in enumerate(zip(panel.lines, found, strict=True)):
+        color, marker = looks[line.label]
+        if values:
+            size, style = 2.5 * (len(found) - 1 - index), "--" if "PyTorch" in line.label else "-"
+            ax.plot(
+                *zip(*values, strict=True), color=color, marker=marker, label=line.label, ls=style,
+                lw=1.5 + size / 4, ms=5 + size, mfc="none", mew=1.6, zorder=2,
+            )  # fmt: skip
+        for tokens, why in refused(panel.rows, line, panel.step).items():
+            _mark_refused(ax, tokens, f"{line.label.split(':')[0]}: {why}", color)
+    ax.set(xscale="log", yscale="log", xlabel="tokens")
+    ax.margins(y=0.18)  # room for what does not fit
+    ax.grid(alpha=0.3)
+    if any(found):
+        sizes = sorted({tokens for values in found for tokens, _ in values})
+        ax.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        ax.minorticks_off()
+    else:
+        ax.text(0.5, 0.5, "not yet run", ha="center", transform=ax.transAxes)
 
 
 def _mark_refused(ax: Any, tokens: int, words: str, color: str) -> None:

@@ -25,7 +25,7 @@ RESULTS = {
 
 @dataclass(frozen=True)
 class Claim:
-    """That `more` is at least `margin` points above `less`; with `at_most`, at most so many."""
+    """That `more` is above `less` by at least `margin` points, or with `at_most` by at most."""
 
     text: str
     more: str

@@ -1,4 +1,4 @@
-"""The page of claims: what the paper says on speed, memory and accuracy, and what came of it here.
+"""The page of claims: what the paper says on speed, memory and accuracy, and what we measured.
 
 A verdict is computed from the same numbers as the row that it stands in.
 """

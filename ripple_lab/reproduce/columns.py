@@ -7,7 +7,7 @@ from ripple_lab.reproduce import networks
 from ripple_lab.reproduce.queries import Seeds, in_short, known, shared_epochs, shown_runs
 from ripple_lab.reproduce.speeds import growth, images_per_second, seconds
 from ripple_lab.reproduce.table import Cell, Column, Number, Table
-from ripple_lab.results import Results, Row
+from ripple_lab.results import Results, Row, committed_results
 
 
 def trained(metric: str, unit: float = 1) -> Callable[[Table, Results], list[Cell]]:
@@ -38,8 +38,6 @@ def counted(quantity: str) -> Callable[[Table, Results], list[Cell]]:
 @cache
 def network(recipe: str) -> Row:
     """The counts of a recipe's network: those of the file, else made now."""
-    from ripple_lab.results import committed_results
-
     kept = {row["recipe"]: row for row in committed_results().file(networks.FILE)}
     return kept.get(recipe) or networks.count(known()[recipe].recipe)
 
@@ -67,7 +65,7 @@ def _number(seeds: Seeds, recipe: str, metric: str, unit: float, first: bool) ->
 
 COLUMNS: dict[str, Column] = {
     "parameters": Column("M parameters", (2, 2), counted("millions")),
-    "detector": Column("M parameters", (1, 1), counted("millions")),
+    "detector": Column("M parameters", (1, 2), counted("millions")),
     "gflops": Column("G multiply-adds", (0, 0), counted("gflops")),
     "seconds": Column("seconds an image", (3, 4), seconds),
     "top1": Column("top-1 %", (2, 1), trained("top1")),

@@ -5,6 +5,7 @@ from ripple_lab.reproduce.blocks import block
 from ripple_lab.reproduce.columns import network
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
 from ripple_lab.reproduce.page_blocks import percent, rows_of, with_sources
+from ripple_lab.reproduce.queries import known
 
 GPU_DETECTION = "detection-nvidia-h200-bfloat16.csv"
 CPU_DETECTION = "detection-amd-epyc-1-threads-float32.csv"
@@ -13,17 +14,20 @@ SHAPES = "shapes-{}-amd-epyc-1-threads.csv"
 
 @block("detector-costs")
 def detector_costs() -> str:
-    """Parameters and multiply-adds, ours and the paper's."""
+    """Trained parameters and multiply-adds, ours and the paper's."""
     attentions = {"smca": "softmax", "smca-la": "linear", "smca-ripple": "ripple"}
     lines = []
     for name, attention in attentions.items():
-        ours, model = network(f"coco-{name}-50"), f"{name.replace('-', '_')}_resnet50"
-        theirs = paper.DETECTORS[model]
-        sizes = [percent(ours["millions"]), percent(theirs["parameters"])]
+        recipe, model = f"coco-{name}-50", f"{name.replace('-', '_')}_resnet50"
+        ours, theirs = network(recipe), paper.DETECTORS[model]
+        others = known()[recipe].recipe.model.heads - 1
+        for_each_head = ours["millions"] + others * ours["phi_and_p"]
+        sizes = [rounded(ours["millions"], 2), rounded(for_each_head, 2)]
         work = [f"{rounded(it['gflops'], 0)} G" for it in (ours, theirs)]
-        lines.append([f"`{model}`", attention, *sizes, *work])
-    headings = ["name", "attention in the encoder", "M parameters", "the paper's"]
-    return markdown_table([*headings, "multiply-adds, 800×1066", "the paper's"], lines, words=2)
+        lines.append([f"`{model}`", attention, *sizes, percent(theirs["parameters"]), *work])
+    headings = ["name", "attention in the encoder", "M parameters", "with φ and P for each head"]
+    headings += ["the paper's", "multiply-adds, 800×1066", "the paper's"]
+    return markdown_table(headings, lines, words=2)
 
 
 @block("detection-shapes")

@@ -19,7 +19,7 @@ def markdown_table(headings: Sequence[str], rows: Iterable[Sequence[str]], words
 
 
 def rounded(number: float, decimals: int) -> str:
-    """A number in so many decimals, up from the half on, as a reader of its file would round it.
+    """A number with that many decimals; halves round up, as a reader of its file would do it.
 
     >>> rounded(56.15, 1), rounded(5770.0, 0)
     ('56.2', '5,770')

@@ -2,8 +2,8 @@
 
     python -m ripple_lab.reproduce.networks
 
-builds the network of every recipe of the tables, without memory for its numbers, and writes
-`networks.csv`. Tables read that file, so that they need neither PyTorch nor timm.
+builds the network of every recipe of the tables, on the meta device, and writes `networks.csv`.
+Tables read that file, so that they need neither PyTorch nor timm.
 """
 
 from typing import Any
@@ -18,12 +18,12 @@ FILE = "networks.csv"
 def count(recipe: Any) -> Row:
     """Millions of parameters, billions of a detector's multiply-adds, and how attention runs.
 
-    The feature map and ε are those of the layers that were built, whoever decided them.
+    Only parameters that are trained count; `phi_and_p` is how many of them are feature maps and
+    the matrices P. The feature map and ε are those of the layers that were built.
     """
     import torch
 
     from ripple_attention.feature_maps import FEATURE_MAPS
-    from ripple_attention.models import count_parameters
     from ripple_attention.modules import LinearAttention
     from ripple_lab.bench.models import multiply_adds
 
@@ -32,7 +32,11 @@ def count(recipe: Any) -> Row:
         model = recipe.without_start().create_model()
         if recipe.task == "detection":
             gflops = round(multiply_adds(model, (3, 800, 1066)) / 1e9, 3)
-    row = {"recipe": recipe.name, "millions": count_parameters(model) / 1e6, "gflops": gflops}
+    trained = {name: p.numel() for name, p in model.named_parameters() if p.requires_grad}
+    parts = (".feature_map.", ".spatial_weights.proj.")
+    of_parts = sum(size for name, size in trained.items() if any(part in name for part in parts))
+    row = {"recipe": recipe.name, "millions": sum(trained.values()) / 1e6}
+    row |= {"phi_and_p": of_parts / 1e6, "gflops": gflops}
     row |= dict.fromkeys(("feature_map", "features", "scaling", "eps"))
     for layer in model.modules():
         if isinstance(layer, LinearAttention):

@@ -11,7 +11,7 @@ from ripple_lab.reproduce.markdown import rounded
 from ripple_lab.results import Results, Row, committed_results
 from ripple_lab.train.recipe import MAY_CHANGE, differences
 
-# Fields that do not change what is learned, or only where and when it is looked at.
+# Fields that do not change what is learned; some decide only when and where it is evaluated.
 HARMLESS = MAY_CHANGE | {"name", "seed", "ema_decay", "data.source", "data.in_memory"}
 
 
@@ -39,7 +39,7 @@ def settings(
 ) -> list[Seeds]:
     """The runs of a recipe's model on its data that have a metric, those of one setting together.
 
-    Runs of other recipes count if only the schedule differs, but for those of `others`.
+    Runs of another recipe count if only the schedule differs, unless it is one of `others`.
     """
     found: dict[tuple[str, ...], list[Row]] = {}
     for run in results.of_kind("runs"):
@@ -54,21 +54,21 @@ def settings(
 
 
 def best(found: Iterable[Seeds], epochs: int | None = None) -> Seeds | None:
-    """Of several settings the one that departs least, then the one with the most seeds.
+    """The setting that departs least from its recipe, then the one with the most seeds.
 
-    Those of other epochs do not count, where a number is given.
+    If `epochs` is given, only settings with that many count.
     """
     kept = [seeds for seeds in found if epochs in (None, seeds.epochs)]
     return max(kept, key=lambda it: (-len(it.departures), len(it.runs)), default=None)
 
 
 def at_epochs(recipe: str, epochs: int, results: Results, metric: str = "top1") -> Seeds | None:
-    """The runs of a recipe's model after so many epochs, nearest to the paper's setting."""
+    """The runs of a recipe's model with that many epochs, those nearest to the paper's setting."""
     return best(settings(recipe, metric, results), epochs)
 
 
 def own_result(recipe: str) -> str:
-    """What a recipe's own runs reached in all of its epochs; a star where they left it."""
+    """The mean result of a recipe's own full runs, with a star if they depart from it."""
     metric, unit = ("ap", 100) if known()[recipe].recipe.task == "detection" else ("top1", 1)
     own = [it for it in settings(recipe, metric, committed_results()) if it.recipe == recipe]
     seeds = best(own, known()[recipe].recipe.epochs)
@@ -78,7 +78,7 @@ def own_result(recipe: str) -> str:
 
 
 def shared_epochs(recipes: Collection[str], metric: str, results: Results) -> int | None:
-    """The number of epochs at which most of these recipes have runs, the larger of several.
+    """The number of epochs for which most of these recipes have runs; of equals, the largest.
 
     Rows of a table are compared at equal epochs, if they can be.
     """
@@ -160,7 +160,7 @@ def _changes(recipe: str, other: str) -> list[str]:
 
 @cache
 def _same_network(recipe: str, other: str) -> bool:
-    """Whether models and data are the same, whatever is left out of the model in training."""
+    """Whether models and data are the same, stochastic depth aside."""
     one, two = (known()[name].recipe for name in (recipe, other))
     models: list[Any] = [
         replace(it.model, drop_path=0.0) if hasattr(it.model, "drop_path") else it.model

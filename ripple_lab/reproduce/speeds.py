@@ -18,7 +18,7 @@ Points = list[tuple[int, float]]
 
 
 def one_machine(rows: Iterable[Row], **wanted: object) -> list[Row]:
-    """The rows that have what is wanted, of the machine and precision with the most of them."""
+    """The rows with these values, all of one machine and precision: those with the most rows."""
     kept = [row for row in rows if all(row.get(name) == value for name, value in wanted.items())]
     counts = Counter((row["hardware"], row["dtype"]) for row in kept if row["status"] == "ok")
     most = max(counts, key=lambda machine: counts[machine], default=None)

@@ -103,7 +103,7 @@ def grid(table: Table, columns: dict[str, Column], filled: Filled) -> str:
 
 
 def grouped(said: Iterable[tuple[str, str]], everyone: int = 0) -> list[str]:
-    """A line for each text, after the names that it is said of; "All" for `everyone`."""
+    """A line for each text, with the names it is about; "All" if there are `everyone` of these."""
     found: dict[str, dict[str, None]] = {}
     for text, name in said:
         found.setdefault(text, {})[name] = None

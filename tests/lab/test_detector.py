@@ -20,6 +20,8 @@ from ripple_lab.detection.decoder import Decoder, DecoderLayer, log_gaussian  # 
 from ripple_lab.detection.encoder import ATTENTIONS, Encoder  # noqa: E402
 from ripple_lab.detection.model import create_detector  # noqa: E402
 from ripple_lab.detection.positions import padding_mask, sine_positions  # noqa: E402
+from ripple_lab.recipes import find_recipe  # noqa: E402
+from ripple_lab.reproduce import networks  # noqa: E402
 
 SMALL = ["smca_resnet18", "smca_la_resnet18", "smca_ripple_resnet18"]
 TINY = {"dim": 32, "num_heads": 4, "feedforward_dim": 48, "encoder_layers": 2, "decoder_layers": 2}
@@ -108,17 +110,13 @@ def test_what_comes_out():
 @pytest.mark.parametrize("name", paper.DETECTORS)
 def test_trained_parameters_are_the_papers(name):
     """Within 0.1 M, were there a φ and a P for each head: ours are shared by the heads."""
+    counted = networks.count(find_recipe(f"coco-{name.split('_resnet')[0].replace('_', '-')}-50"))
     with torch.device("meta"):
-        model = create_detector(name, pretrained_backbone=False)
+        model = create_detector(name, num_classes=80, pretrained_backbone=False)
     trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    assert trained < count_parameters(model)
-    shared = sum(
-        parameter.numel()
-        for parameter_name, parameter in model.encoder.named_parameters()
-        if "feature_map" in parameter_name or "spatial_weights.proj" in parameter_name
-    )
-    for_each_head = trained + 7 * shared
-    assert for_each_head / 1e6 == pytest.approx(paper.DETECTORS[name]["parameters"], abs=0.1)
+    assert counted["millions"] == trained / 1e6 < count_parameters(model) / 1e6
+    for_each_head = counted["millions"] + 7 * counted["phi_and_p"]
+    assert for_each_head == pytest.approx(paper.DETECTORS[name]["parameters"], abs=0.1)
 
 
 def test_multiply_adds_are_near_the_papers():

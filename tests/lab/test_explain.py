@@ -2,6 +2,7 @@
 
 import csv
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -25,14 +26,17 @@ from ripple_attention.models.vit import ATTENTIONS, GridVisionTransformer
 from ripple_lab.commands import inspection as looking
 from ripple_lab.data.digits import load_digits_images
 from ripple_lab.inspection.analyze import (
+    draw_divergence,
+    draw_weights,
     pictures_of_folder,
     profile,
     strength_rows,
     weight_rows,
 )
 from ripple_lab.inspection.explain import Explainer
-from ripple_lab.inspection.figure import write_explanation
+from ripple_lab.inspection.figure import explain_figure, write_explanation
 from ripple_lab.inspection.views import Settings, record_attention, shares, weights_of
+from ripple_lab.plots import plt, save
 from ripple_lab.train.evaluate import Predictor
 
 GRIDS = [(1, 1), (1, 7), (7, 5), (4, 9)]
@@ -314,6 +318,32 @@ def test_rings_of_other_partitions_have_their_distances(tmp_path):
     )  # fmt: skip
     (it,) = profile(Explainer.from_model(model), [torch.rand(3, 32, 32)])
     assert it.rings == ["0", "1", "2–3", "4–7", "rest"]
+
+
+@pytest.mark.parametrize("draw", [draw_weights, draw_divergence])
+def test_lines_and_dots_are_not_cut_off(explainer, draw):
+    profiles = profile(explainer, list(torch.rand(3, 3, 32, 32)))
+    profiles[0].divergence[:] = 0.0768  # as of a young run: close together, and far from 0
+    profiles[1].divergence[:] = 0.0769
+    profiles[1].weights[0, 2] = 0.9  # of a later panel: all have one scale
+    figure = draw(profiles)
+    for ax in figure.axes:
+        least, most = ax.get_ylim()
+        assert least == 0
+        assert max(max(line.get_ydata()) for line in ax.lines) < 0.95 * most
+    plt.close(figure)
+
+
+def test_a_whole_explanation_fits_a_screen_and_its_words_do_not_cover_each_other(tmp_path):
+    model = timm.create_model("ripple_tiny_patch16_224").eval()
+    figure = explain_figure(Explainer.from_model(model)(torch.rand(3, 224, 224)), (7, 7))
+    figure.canvas.draw()
+    for ax in figure.axes:
+        words = [text.get_window_extent() for text in ax.texts if "halt" in text.get_text()]
+        assert not any(a.overlaps(b) for a, b in pairwise(words))
+    save(figure, tmp_path / "explanation.png")
+    width, height = Image.open(tmp_path / "explanation.png").size
+    assert width <= 1920 and height <= 1080
 
 
 def test_models_without_ripples_have_no_profile():
