@@ -57,13 +57,12 @@ def convert(
     from ripple_lab.align.plan import plan as run_plan
 
     settings = conversion(blocks, near, max_distance, partition)
-    pretrained = load_pretrained(name, weights, side)
     if photos is None or not plan:
-        show_report(run_convert(pretrained.model, **settings))
+        show_report(run_convert(load_pretrained(name, weights, side).model, **settings))
         return
-    learn, held_out = (
-        Photos(paths, pretrained, batch_size) for paths in find_photos(photos, count)
-    )
+    found = find_photos(photos, count)  # before a download, which takes long
+    pretrained = load_pretrained(name, weights, side)
+    learn, held_out = (Photos(paths, pretrained, batch_size) for paths in found)
     report, forecasts = run_plan(
         pretrained.model.to(device),
         learn,
@@ -123,8 +122,8 @@ def align(
     if not resume:
         checkpoint.unlink(missing_ok=True)
     with process_group(device) as place:
+        paths, held_out_paths = find_photos(photos, count)  # before a download, which takes long
         pretrained = load_pretrained(name, weights, side)
-        paths, held_out_paths = find_photos(photos, count)
         teacher = pretrained.model.to(place)
         model = copy.deepcopy(teacher)
         report = run_convert(model, **conversion(blocks, near, max_distance, partition))
@@ -158,7 +157,7 @@ def align(
     for block, error in after.items():
         table.add_row(block, f"{before[block]:.3f}", f"{error:.3f}")
     console.print(table)
-    console.print(f"Wrote [bold]{output}[/bold] and [bold]{written}[/bold]", soft_wrap=True)
+    console.print(f"Wrote {output} and {written}", soft_wrap=True)
 
 
 def conversion(blocks: str, near: str, max_distance: int, partition: str) -> dict[str, Any]:
@@ -180,4 +179,4 @@ def conversion(blocks: str, near: str, max_distance: int, partition: str) -> dic
 
 
 def show_report(report: "Report") -> None:
-    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(str(report), highlight=False, soft_wrap=True)

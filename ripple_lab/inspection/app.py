@@ -216,16 +216,9 @@ def served(viewer: Viewer, port: int | None = None, *, browse: bool = False) -> 
     Yields:
         Its address.
     """
-    try:
-        import gradio as gr
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the page is made with gradio, which is not installed: "
-            "pip install 'ripple-attention[app,vision]'",
-            name=error.name,
-        ) from None
+    import gradio as gr
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS  # gradio opens some, too
     with kept_in_memory() as folder, swept(folder):

@@ -11,11 +11,9 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from processes import in_two_ranks
+from processes import in_two_ranks, ripple
 from ripple_attention.convert import convert, converted
-from ripple_lab import commands as cli
 from ripple_lab.align import align, errors, plan
 from ripple_lab.align.align import load
 
@@ -161,10 +159,6 @@ def words(tmp_path):
         picture = Image.fromarray(pixels).resize((50, 60), Image.Resampling.BICUBIC)
         picture.save(tmp_path / "photos" / f"{number}.jpg")
     return ["test_vit", tmp_path / "photos", "--weights", tmp_path / "weights.safetensors"]
-
-
-def ripple(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
 def test_the_command_convert_plans(words):

@@ -4,11 +4,10 @@ import csv
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from inputs import relative_error
+from processes import ripple
 from ripple_attention import chebyshev
-from ripple_lab import commands as cli
 from ripple_lab import machine
 from ripple_lab.bench import measure, model, op
 
@@ -18,10 +17,6 @@ PNG = b"\x89PNG"
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.01)
-
-
-def ripple(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
 def test_bench_op_times_some_systems_alone(tmp_path):
