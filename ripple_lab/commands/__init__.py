@@ -16,8 +16,8 @@ from ripple_lab.commands import train as commands
 from ripple_lab.commands.bench import bench
 from ripple_lab.console import Commands, check_device, console, did_you_mean, errors, show_warning
 
-# The extra that brings a package; `demo` brings the others.
-EXTRAS = {"faster_coco_eval": "detection", "gradio": "app", "starlette": "app"}
+# The extra that brings a package. `app` brings what its command needs, `demo` all the rest.
+EXTRAS = {"faster_coco_eval": "detection"}
 
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
@@ -181,9 +181,10 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
+        extra = "app" if sys.argv[1:2] == ["app"] else EXTRAS.get(package, "demo")
         message = (
             f"This command needs {package}, which is not installed. In the checkout:\n"
-            f"    pip install '.[{EXTRAS.get(package, 'demo')}]'"
+            f"    pip install '.[{extra}]'"
         )
         errors.print(message, style="red", soft_wrap=True)
         sys.exit(1)

@@ -226,7 +226,7 @@ def results(
     rows = gather(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_csv(rows, output)
-    console.print(f"Wrote {len(rows)} rows to {output}")
+    console.print(f"Wrote {output}, runs: {len(rows)}")
 
 
 def pack(
