@@ -168,6 +168,16 @@ def test_the_command_convert_plans(words):
     assert "after 2 steps" in done.output
 
 
+def test_weights_that_a_file_lacks_are_named(words):
+    weights = load_file(words[-1])
+    save_file({k: x for k, x in weights.items() if k != "blocks.1.attn.proj.bias"}, words[-1])
+    done = ripple("convert", *words)
+    assert done.exit_code == 0
+    assert "lacks 1 weights of test_vit, which stay random: blocks.1.attn.proj.bias" in (
+        " ".join(done.output.split())
+    )
+
+
 def test_the_command_align_writes_a_model_that_loads(tmp_path, words):
     output = tmp_path / "new" / "ripples.safetensors"
     settings = ("--blocks", "1,2", "--steps", 2, "--block-steps", 1, "--feature-steps", 1)
