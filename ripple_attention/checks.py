@@ -22,7 +22,7 @@ def check_count(name: str, value: Any, least: int = 1, most: int = MOST) -> int:
         upper = "" if most == MOST else f" and ≤ {most}"
         raise ValueError(
             f"{name} must be a whole number ≥ {least}{upper}; got {name}={shorten(value)}. "
-            "An int, please: int(...) makes one of other numbers."
+            "Convert other numbers with int(...)."
         )
     return value
 
@@ -34,7 +34,7 @@ def check_number(name: str, value: Any, least: float = -LARGEST, most: float = L
         bounds = "" if least == -LARGEST else f" from {least} to {most}"
         raise ValueError(
             f"{name} must be a finite number{bounds}; got {name}={shorten(value)}. "
-            "A float, please: float(...) makes one of other numbers."
+            "Convert other numbers with float(...)."
         )
     return value
 
@@ -44,7 +44,7 @@ def check_flag(name: str, value: Any) -> bool:
     if not isinstance(value, bool):
         raise ValueError(
             f"{name} must be True or False; got {name}={shorten(value)}. "
-            "bool(...) makes one of other values."
+            "Convert other values with bool(...)."
         )
     return value
 
@@ -61,13 +61,13 @@ def check_dtype(dtype: Any) -> None:
     """Refuses a type that parameters cannot have."""
     if dtype is not None and dtype not in DTYPES:
         raise ValueError(
-            "dtype, that of the parameters, must be float64, float32, bfloat16 or float16; got "
+            "dtype, the type of the parameters, must be float64, float32, bfloat16 or float16; got "
             f"{dtype=}. None is PyTorch's default."
         )
 
 
 def check_pair(name: str, value: Any, least: int) -> tuple[int, int]:
-    """The two numbers of a size or place on a grid, if they are whole and at least so large."""
+    """The two numbers of a size or place on a grid, if both are whole and at least `least`."""
     pair = isinstance(value, tuple | list) and len(value) == 2
     if not pair or not all(_is_whole(x) and least <= x <= MOST for x in value):
         raise ValueError(
@@ -89,9 +89,9 @@ def holds_floats(x: Any) -> bool:
 
 
 def check_floats(name: str, x: Any, shape: str) -> None:
-    """Refuses what is no dense tensor of floats; `shape` says which axes it has, for the message.
+    """Refuses anything but a dense tensor of floats with something on its last axis.
 
-    A tensor without axes, or without anything on the last, has no such shape.
+    `shape` names the axes in the message.
     """
     if not holds_floats(x) or x.dim() == 0 or x.shape[-1] == 0:
         raise ValueError(
@@ -100,8 +100,8 @@ def check_floats(name: str, x: Any, shape: str) -> None:
 
 
 REMEDY = (
-    "Lists become tensors by torch.tensor, arrays by torch.from_numpy, sparse tensors dense by "
-    ".to_dense() and nested ones by .to_padded_tensor(0); other types go by .to(torch.float32)."
+    "Convert lists with torch.tensor, arrays with torch.from_numpy, sparse tensors with "
+    ".to_dense(), nested ones with .to_padded_tensor(0), other types with .to(torch.float32)."
 )
 
 

@@ -1,7 +1,7 @@
-"""Which back end computes what: the first that can, in the order of what they are expected to cost.
+"""Which back end runs: the one that supports a problem at the lowest expected cost.
 
-A `Problem` is all that the choice depends on. Every `Backend` says itself whether it supports a
-problem, and if not why; all limits on width, reach, type and grid live in these functions.
+The choice depends on a `Problem` alone. Each `Backend` says whether it supports a problem, and if
+not, why. All limits on width, reach, type and grid live in these functions.
 """
 
 import logging
@@ -25,11 +25,11 @@ if os.environ.get("RIPPLE_LOG"):
 
 KERNEL_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
-# The window is walked for every tile: beyond this reach, tables and PyTorch's products are better.
+# Each tile walks over its window. Beyond this reach, tables and PyTorch's products are faster.
 MAX_REACH = 16
 MAX_WIDTH = 128  # of features and values, which a program holds in registers
-# Of a fused map with sines, whose two matrices stand in shared memory, by the size of a number
-# there: bfloat16, or for float16 and float32 inputs four bytes.
+# Of fused maps with sines. Shared memory holds both their matrices, in bfloat16 for bfloat16 inputs
+# and in four bytes a number for float16 and float32.
 MAX_SINES_WIDTH = {torch.bfloat16: 128, torch.float16: 64, torch.float32: 64}
 MAX_FUSED_GROUPS = 64
 
@@ -45,8 +45,8 @@ TABLE_PENALTY = 14
 # for each query.
 WIDE_BOX = 12
 
-# Up to so many tokens all pairs as kernels beat, in half precision, all that serves wide groups but
-# tiles as kernels (`ripple bench op`, 16,384 tokens, both passes, one H200), in little memory.
+# In half precision and up to so many tokens, `naive_triton` is the fastest for groups too wide for
+# `tiled_triton`, in little memory (`ripple bench op`, 16,384 tokens, both passes, one H200).
 PAIRS_TOKENS = 16384
 
 # Whether "auto" takes kernels for the window of near softmax. The interpreter proves them, and they
@@ -61,11 +61,11 @@ NEVER = 1e30
 
 
 class Problem(NamedTuple):
-    """What is to be computed, as far as the choice of a back end depends on it.
+    """All that the choice of a back end depends on.
 
-    `machine` is why kernels cannot run where the tensors are, or None. `features` and `weights` say
-    what kernels may compute of the feature map and of the spatial weights, for layers: "" where
-    nothing, None where they come ready, as for the operators.
+    `machine` says why kernels cannot run where the tensors are, or is None. `features` and
+    `weights` name the kind of feature map and of spatial weights that a kernel would compute for a
+    layer: "" if kernels know none like it, None if the caller has computed them, as for operators.
     """
 
     grid: tuple[int, int]
@@ -93,7 +93,7 @@ class Backend:
     Args:
         name: What `implementation=` calls it.
         summary: What it does, in a few words.
-        supports: A problem → None, or why it cannot be solved so.
+        supports: A problem → None, or why this back end cannot solve it.
         cost: A problem → multiply-adds for a query and head, as PyTorch does them in cached matrix
             products; infinite where "auto" never takes it.
     """
@@ -122,7 +122,7 @@ def _machine(kind: str, index: int | None, interpreted: bool) -> str | None:
     if kind != "cuda":
         return f"needs tensors on an NVIDIA GPU (or TRITON_INTERPRET=1); got {kind!r} tensors"
     if torch.version.hip is not None:
-        return "needs an NVIDIA GPU; got one of AMD"
+        return "needs an NVIDIA GPU; got one by AMD"
     capability = torch.cuda.get_device_capability(index)
     if capability < (8, 0):
         return f"needs a GPU of compute capability 8.0 or newer; got {capability}"
@@ -144,7 +144,7 @@ def _shared(index: int | None) -> int:
 
 
 def _kernels(problem: Problem) -> str | None:
-    """What all kernels ask for."""
+    """What no kernel can do."""
     if problem.machine:
         return problem.machine
     if problem.dtype not in KERNEL_DTYPES:
@@ -158,7 +158,7 @@ def _kernels(problem: Problem) -> str | None:
 
 
 def _boxes(supports: Callable[[Problem], str | None]) -> Callable[[Problem], str | None]:
-    """What an algorithm asks for that knows boxes around tokens only."""
+    """As `supports`, for an algorithm that knows boxes around tokens only."""
 
     def check(problem: Problem) -> str | None:
         if problem.tile_radii:
@@ -183,11 +183,11 @@ def _tiles(problem: Problem) -> str | None:
 def features_fuse(problem: Problem) -> str | None:
     """Why no kernel makes the features, or None."""
     if problem.features is None:
-        return "stands for a layer's feature map; the operators take its results"
+        return "includes a layer's feature map; the operators start after it"
     if problem.machine:
         return problem.machine
     if not problem.features:
-        return "computes feature maps of this package alone, unchanged, of the forms it knows"
+        return "computes only feature maps of this package, unchanged, of the forms it knows"
     limit = MAX_SINES_WIDTH.get(problem.dtype, 0) if problem.features == "sines" else MAX_WIDTH
     width = max(problem.head_dim, problem.num_features)
     if width > limit and problem.dtype in KERNEL_DTYPES:
@@ -213,7 +213,7 @@ def weights_fuse(problem: Problem) -> str | None:
     if problem.machine:
         return problem.machine
     if not problem.weights:
-        return "computes spatial weights of this package alone, unchanged, of the kinds it knows"
+        return "computes only spatial weights of this package, unchanged, of the kinds it knows"
     if problem.radii is not None and len(problem.radii) >= MAX_FUSED_GROUPS:
         return f"makes weights of at most {MAX_FUSED_GROUPS} groups; got {len(problem.radii) + 1}"
     return _kernels(problem)
@@ -331,11 +331,12 @@ def candidates(implementation: str) -> tuple[str, ...]:
 def choose(problem: Problem, implementation: str = "auto") -> str:
     """The name of the back end that runs; refuses an explicit choice that cannot.
 
-    "auto" takes the cheapest that can: on a GPU kernels by tiles where they reach, for wider
-    partitions those by pairs or tables; elsewhere tiles or tables, by their multiply-adds. For each
-    query and head, tiles spend M + E on every key of their halo and M·E on the far part; sums that
-    tiles share cost `WIDE_BOX` times M·E and the pairs in its corners for every wide box; a table
-    reads 4·(G−1) corners of M·E numbers, each worth `TABLE_PENALTY` of those.
+    "auto" takes the cheapest that can run. On a GPU those are kernels: tiles where they reach,
+    pairs or tables for wider partitions. Elsewhere it compares multiply-adds for a query and head:
+
+    - tiles: M + E for every key of their halo, and M·E for the far part;
+    - sums that tiles share: `WIDE_BOX` times M·E, and the pairs in its corners, for every wide box;
+    - a table: 4·(G−1) corners of M·E numbers, each of which counts `TABLE_PENALTY`.
     """
     if torch.compiler.is_compiling():
         return _choose(problem, implementation)

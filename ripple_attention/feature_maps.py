@@ -74,7 +74,7 @@ class FeatureMap(nn.Module):
         return own is None or own.dtype == x.dtype or autocast_dtype(x) is not None
 
     def _matrix(self) -> Tensor | None:
-        """What x is multiplied with as it is, which must be of its type; None where nothing is."""
+        """A matrix that multiplies x uncast, so both must have one type; None if there is none."""
         return None
 
     def scale(self, x: Tensor) -> Tensor:
@@ -281,7 +281,6 @@ class Hedgehog(FeatureMap):
                 "hedgehog pairs each feature with its negative: num_features must be even and at "
                 f"most 2·head_dim; got {num_features=}, {head_dim=}. None is the map's own width."
             )
-        super().__init__(head_dim, num_features, scaling)
         # First in float32: PyTorch has no orthogonal initialisation for half precision.
         wide = torch.promote_types(dtype or torch.get_default_dtype(), torch.float32)
         weight = torch.empty(num_heads, num_features // 2, head_dim, device=device, dtype=wide)

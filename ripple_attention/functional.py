@@ -129,7 +129,7 @@ def ripple_attention(
     implementation: str = "auto",
     eps: float = 0.0,
 ) -> Tensor:
-    """Linear attention whose tokens weigh by the ring around the query that they lie in.
+    """Linear attention in which every query says how much each ring around it counts.
 
         out_i = φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j v_jᵀ
                 ÷  (φq_iᵀ Σ_g α_g(i) Σ_{j in group g of i} φk_j + eps)
@@ -144,19 +144,19 @@ def ripple_attention(
         v: Values (B, H, W, N, E).
         spatial_weights: α (B, H, W, N, G), in the type of v or float32.
         partition: Which tokens are a group, with G = `partition.num_groups`.
-        near: Has near tokens weigh by exp(q·k), on one scale with the features of those far away:
-            see `NearSoftmax`. `eps` is not used then.
-        prefix_k: Keys (B, P, N, ·) of tokens that have no place on the grid, which every query
-            sees: not mapped with `near`, mapped otherwise. They are a group of their own, the first
-            of G + 1 `spatial_weights`.
+        near: Weighs near tokens by exp(q·k) and the others by features, on one scale: see
+            `NearSoftmax`. `eps` is not used then.
+        prefix_k: Keys (B, P, N, ·) of tokens that have no place on the grid; every query sees them.
+            They come after the feature map, or before it with `near`. They are a group of their
+            own, the first of G + 1 `spatial_weights`.
         prefix_v: Their values (B, P, N, E).
         prefix_padding_mask: Bool (B, P), True for padded ones.
         key_padding_mask: Bool (B, H, W), True for padded keys, which are then ignored.
         implementation: "naive" (all pairs), "table" (summed-area tables), "tiled" (near window and
-            far sum), "tile_sums" (near window and sums that tiles share), "naive_triton",
-            "table_triton", "tiled_triton" and "tile_sums_triton" (the same as Triton kernels:
-            NVIDIA GPUs, not float64, for tiles a reach of at most 16), or "auto" for what
-            `dispatch.choose` expects to be fastest; `explain` prints it.
+            far sum), "tile_sums" (near window and sums that tiles share); the same as Triton
+            kernels, "naive_triton", "table_triton", "tiled_triton" (a reach of at most 16) and
+            "tile_sums_triton", on NVIDIA GPUs, not in float64; or "auto" for what
+            `dispatch.choose` expects to be fastest. `explain` prints it.
         eps: Added to the denominator, at least 0.
 
     Returns:
@@ -264,14 +264,12 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
     distance = partition.reach if near.distance is None else near.distance
     check_qkv(q, k, v)
     c = near.far_scale
-    if not holds_floats(c) or c.shape != v.shape[:-1] or c.device != v.device:
+    if c.shape != v.shape[:-1] or c.device != v.device:
         raise ValueError(
             "near.far_scale must be log c (B, H, W, N), floats, with the batch, grid and heads of "
             f"v, on its device; got {describe(c)} beside v.{describe(v)}. Zeros leave both kernels "
             "as they are."
         )
-    if near.scale is not None:
-        check_number("near.scale", near.scale)
     if isinstance(distance, bool) or distance not in partition.radii:
         raise ValueError(
             "near_distance, up to which tokens weigh by softmax, must be one of the partition's "
@@ -437,9 +435,8 @@ def ripple_softmax_attention(
         q: Queries (B, H, W, N, D), not mapped.
         k: Keys (B, H, W, N, D), not mapped.
         v: Values (B, H, W, N, E).
-        spatial_weights: α (B, H, W, N, G) ≥ 0; a group of weight 0 is not seen. Negative ones are
-            refused on a CPU; where looking at them would wait or be traced (GPUs, compiled code),
-            they give NaN, as their logarithm does.
+        spatial_weights: α (B, H, W, N, G) ≥ 0; a group of weight 0 is not seen. Negative weights
+            are refused on a CPU. GPUs and compiled code do not check them, and give NaN.
         partition: Which tokens are a group.
         key_padding_mask: Bool (B, H, W), True for padded keys.
         scale: Factor on q·k, D^(−1/2) unless given.

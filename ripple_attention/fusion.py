@@ -37,7 +37,7 @@ class FeatureSpec(NamedTuple):
 
 
 class WeightSpec(NamedTuple):
-    """α from logits ⟨P v + p, e_g⟩: a stick that they break, which is halted, or their softmax."""
+    """α from logits ⟨P v + p, e_g⟩: by breaking and halting a stick, or by softmax."""
 
     proj_weight: Tensor  # P (D, D)
     proj_bias: Tensor  # p (D,)
@@ -54,11 +54,11 @@ class Observer:
     If a kernel replaces the module, the module also runs, so that the hook sees its output.
     """
 
-    def __init__(self, look: Any):
-        self.look = look
+    def __init__(self, receive: Any):
+        self.receive = receive
 
     def __call__(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.look(output)
+        self.receive(output)
 
 
 OWN_CODE: dict[type, dict[str, Any]] = {}
@@ -79,7 +79,7 @@ def runs_own_code(module: Any, kind: type) -> bool:
     own, state = type(module), module.__dict__
     if own is not kind and not (parametrize.is_parametrized(module) and own.__bases__ == (kind,)):
         return False
-    for name in GLOBAL_HOOKS:  # loops, here and below: every call of a layer comes by
+    for name in GLOBAL_HOOKS:  # plain loops: every call of a layer runs them
         if getattr(torch_module, name):
             return False
     for name in HOOKS:

@@ -49,7 +49,7 @@ PartitionKind = Literal["chebyshev", "logarithmic", "foveal"]
 
 
 class FarScale(nn.Module):
-    """log c = a_n + ⟨u_n, q⟩: what φ(q)·φ(k) counts beside exp(q·k), for each head n.
+    """log c = a_n + ⟨u_n, q⟩: how much φ(q)·φ(k) counts beside exp(q·k), for each head n.
 
     Both start at 0.
     """
@@ -74,7 +74,7 @@ class FarScale(nn.Module):
 
 
 class FeatureHeads:
-    """What all attention by features has: a feature map, and kernels that may stand in for parts.
+    """What all attention by features has: a feature map, and kernels that may replace parts.
 
     Attributes:
         fuse: Whether kernels may stand in for the feature map and the spatial weights, where they
@@ -137,7 +137,7 @@ class FeatureHeads:
 
 
 class RippleCore(FeatureHeads):
-    """Ripple attention between queries, keys and values: what `RippleHeads` and its kin share."""
+    """Ripple attention between queries, keys and values: what its two layers share."""
 
     partition: Partition
     spatial_weights: SpatialWeights
@@ -433,7 +433,7 @@ def split_mask(
 
 
 def default_feature_map(near: NearKind) -> str:
-    """Features that stand beside exp(q·k) are made to be like it."""
+    """`hedgehog` beside softmax, because it imitates exp(q·k)."""
     return "hedgehog" if near == "softmax" else "learned"
 
 
@@ -482,14 +482,14 @@ def make_partition(partition: str | Partition, max_distance: int, tile: int) -> 
 def _check_made(
     feature_map: FeatureMap, num_features: int | None, options: dict[str, Any] | None
 ) -> None:
-    """Refuses what a map that is made already could not follow."""
+    """Refuses options that come too late for a map that is already made."""
     own = feature_map.num_features
     if num_features not in (None, own) or options:
         raise ValueError(
-            "num_features and feature_map_options are for a feature_map by name, and a FeatureMap "
-            f"has its own; got {num_features=}, feature_map_options={options} beside "
-            f"{type(feature_map).__name__} of {own} features: leave them out, or make the map with "
-            "them"
+            "num_features and feature_map_options go with the name of a feature map; a FeatureMap "
+            f"has its own; got {num_features=}, feature_map_options={options} with a "
+            f"{type(feature_map).__name__} of {own} features. Leave them out, or make the map with "
+            "them."
         )
 
 

@@ -126,14 +126,14 @@ class GridAttention(nn.Module):
     ) -> Tensor:
         q, k, v = self._project(x, value)
         check_mask(key_padding_mask, v)
-        if key_padding_mask is not None:  # whatever stands in the padding stays there
+        if key_padding_mask is not None:  # so NaNs in the padding cannot leak
             k, v = without_padding(k, v, key_padding_mask)
         return self.attend(q, k, v, key_padding_mask)
 
     def _project(self, x: Tensor, value: Tensor | None) -> tuple[Tensor, ...]:
         heads = (3, self.num_heads, self.head_dim)
         q, k, v = self.qkv(x).unflatten(-1, heads).unbind(-3)
-        if value is not None:  # the module again: whatever a user made of it holds for values, too
+        if value is not None:  # the whole module again, with whatever a user changed in it
             v = self.qkv(value).unflatten(-1, heads).select(-3, 2)
         return q, k, v
 
@@ -239,8 +239,8 @@ class LinearAttention(FeatureHeads, GridAttention):
             its width, options, device and dtype already.
         num_features: M, the width of φ; None for the map's own.
         feature_map_options: Further arguments of the map, as {"scaling": "scaled"}.
-        eps: Added to the denominator: a query whose features are nearly all dead then fades out
-            instead of dividing by next to nothing. 0 is the paper's definition.
+        eps: Added to the denominator, so that the output of a query whose features are nearly all
+            0 fades out instead of blowing up. 0 is the paper's definition.
         attn_drop: Must be 0: there is no matrix of probabilities to drop from.
         dim, num_heads, qkv_bias, proj_drop, device, dtype: As in `GridAttention`.
 
@@ -358,14 +358,14 @@ class LinearAttention(FeatureHeads, GridAttention):
 
 
 class RippleAttention(RippleCore, LinearAttention):
-    """Ripple attention: linear attention whose tokens weigh by their ring around the query.
+    """Ripple attention: linear attention in which every query learns how much each ring counts.
 
     Args:
         max_distance: R_max ≥ 1. Tokens at this distance and beyond are one group, the rest. (With
             the logarithmic partition, the distance that its rings cover.)
         partition: "chebyshev" for rings one token thick, "logarithmic" for rings that double,
             "foveal" for rings one token thick and coarse ones of tiles beyond, or a `Partition`,
-            which then stands instead of `max_distance`.
+            which replaces `max_distance`.
         tile: Rows and columns of the tiles of foveal rings; no other partition has any.
         weights: Kind of spatial weights, see `SpatialWeights`.
         balanced: Whether weights start uniform (or as 1/2, 1/4, …), see `stick_breaking`.
@@ -453,8 +453,8 @@ class RippleAttention(RippleCore, LinearAttention):
         grid_size: tuple[int, int] | None = None,
         key_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """As in `GridAttention`; with prefix tokens (B, P + H·W, C), which come first in x, with
-        `grid_size`, and a mask of all tokens (B, P + H·W) or of the grid's alone.
+        """As in `GridAttention`. With prefix tokens, x is (B, P + H·W, C) with the prefix tokens
+        first, `grid_size` is needed, and a mask is of all tokens (B, P + H·W) or the grid's alone.
         """
         if self.num_prefix_tokens == 0:
             return super().forward(x, value, grid_size=grid_size, key_padding_mask=key_padding_mask)
@@ -517,7 +517,7 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
 
 @cache
 def _defines_both(kind: type) -> bool:
-    """Whether one class defines both `attend` and `_attend_fused`, as they are found in a layer."""
+    """Whether layers of this kind take `attend` and `_attend_fused` from the same class."""
 
     def definer(name: str) -> type:
         return next(parent for parent in kind.__mro__ if name in vars(parent))

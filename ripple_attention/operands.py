@@ -1,6 +1,6 @@
-"""What operators are given: its type under autocast, and what it may be.
+"""Checks of the operators' inputs, and their type under autocast.
 
-Also whether PyTorch traces an export or differentiates in a way that custom operators do not know.
+Also whether PyTorch traces an export, or differentiates in a way that custom operators do not know.
 """
 
 import torch
@@ -38,9 +38,9 @@ def is_exporting() -> bool:
 
 
 def is_transformed(*tensors: Tensor) -> bool:
-    """Whether a derivative is taken that PyTorch's custom operators do not take part in.
+    """Whether PyTorch takes a derivative that custom operators do not support.
 
-    That is in forward mode (dual numbers, `torch.func.jvp`), or backward by `torch.func.grad`.
+    Those are derivatives in forward mode (dual numbers, `torch.func.jvp`) and by `torch.func.grad`.
     """
     if torch.compiler.is_compiling():
         return False
@@ -51,7 +51,7 @@ def is_transformed(*tensors: Tensor) -> bool:
 
 
 def in_function_transform() -> bool:
-    """Whether a transform of `torch.func` is at work: `grad`, `vmap` and their kin."""
+    """Whether a transform of `torch.func` is at work: `grad`, `vmap` and others."""
     return not torch.compiler.is_compiling() and peek_interpreter_stack() is not None
 
 
@@ -77,7 +77,11 @@ def check_operands(
     key_padding_mask: Tensor | None,
     prefix_groups: int = 0,
 ) -> None:
-    """Refuses what does not fit together; prefix tokens have so many groups before the others."""
+    """Refuses operands that do not fit together.
+
+    Args:
+        prefix_groups: How many groups of prefix tokens come before the partition's.
+    """
     check_qkv(q, k, v)
     if not isinstance(partition, Partition):
         raise ValueError(
@@ -108,7 +112,7 @@ def check_operands(
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
-    """Refuses what is not three grids of one type and device, the values' channels aside."""
+    """Refuses all but three grids of one type, device and shape; the values' width may differ."""
     check_dense("q", q)
     check_dense("k", k)
     check_dense("v", v)

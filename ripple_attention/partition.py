@@ -1,4 +1,4 @@
-"""Partitions: which tokens ripple out together around a query."""
+"""Partitions: which tokens around a query share a spatial weight."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from torch import Tensor
 from ripple_attention.checks import check_count, check_pair, shorten
 
 MOST_RINGS = 2**16
-LARGEST_RADIUS = 2**30 - 1  # and a cell's distance to it still fits 32 bits
+LARGEST_RADIUS = 2**30 - 1  # distances of cells to it fit 32 bits
 MOST_COARSE_RINGS = 30  # each twice as far as the one before
 
 
@@ -75,7 +75,7 @@ class Partition:
 
     @property
     def bounds(self) -> list[int]:
-        """What operators are given: the radii, and before the tile radii the tile, negative."""
+        """The partition as the operators take it: radii, then −tile, then tile radii, if any."""
         return [*self.radii, *([-self.tile] if self.tile else []), *self.tile_radii]
 
     @classmethod
@@ -97,7 +97,7 @@ class Partition:
 
     @property
     def extent(self) -> int:
-        """How far from a query a token may be that is not in the rest."""
+        """The largest distance of a token that is not in the rest."""
         return self.tile * (self.tile_radii[-1] + 1) - 1 if self.tile else self.reach
 
     def group_of_distance(self, size: int, device: torch.device | str | None = None) -> Tensor:
@@ -110,7 +110,7 @@ class Partition:
         """
         if not isinstance(size, torch.SymInt):
             check_count("size", size, 0)
-        # Made on the device: a copy to it would wait, and could not be part of a CUDA graph.
+        # Made on the device: copying would wait, and could not be part of a CUDA graph.
         distance = torch.arange(size, device=device)
         if self.radii[-1] - self.radii[0] == len(self.radii) - 1:  # a box for each distance
             return (distance - self.radii[0]).clamp(0, len(self.radii))
@@ -198,9 +198,9 @@ def logarithmic(max_distance: int) -> Partition:
 def foveal(max_distance: int = 4, tile: int = 8, rings: int = 3) -> Partition:
     """Rings one token thick near by, and beyond them coarse rings that double.
 
-    As `chebyshev(max_distance)`, but that the rest is split by the distance between the tiles, of
-    `tile` × `tile` tokens, of query and key: at most 1 tile; 2–3; 4–7; … and, outside the last
-    ring, the rest. There are max_distance + rings + 1 groups on every grid.
+    Like `chebyshev(max_distance)`, but the rest is split by the distance between the query's tile
+    and the key's, of `tile` × `tile` tokens: at most 1 tile; 2–3; 4–7; …. What lies outside the
+    last ring is the rest. There are max_distance + rings + 1 groups on every grid.
 
     Args:
         max_distance: R_max ≥ 1, at most `tile`.

@@ -1,7 +1,7 @@
 """Processes that start at once: forked from one that has imported what they need.
 
 To import torch, timm and Lightning takes seconds, on slow machines fifteen, and what is tested in
-processes of their own (signals, crashes, several devices) begins after that.
+processes of their own (signals, crashes, several devices) begins after that. `ripple` needs none.
 """
 
 import multiprocessing
@@ -18,6 +18,16 @@ FORKS.set_forkserver_preload(
     [f"ripple_lab.{name}" for name in ("commands", "demo")]
     + [f"ripple_lab.train.{name}" for name in ("run", "classifier", "detector")]
 )
+
+
+def ripple(*words):
+    """The command, run in this process; it measures briefly."""
+    from typer.testing import CliRunner
+
+    from ripple_lab.commands import app
+
+    with mock.patch("ripple_lab.bench.measure.SAMPLE_SECONDS", 0.01):
+        return CliRunner().invoke(app, [str(word) for word in words])
 
 
 def start(target, *arguments):

@@ -16,6 +16,9 @@ from ripple_lab.commands import train as commands
 from ripple_lab.commands.bench import bench
 from ripple_lab.console import Commands, check_device, console, did_you_mean, errors, show_warning
 
+# The extra that brings a package. `app` brings what its command needs, `demo` all the rest.
+EXTRAS = {"faster_coco_eval": "detection"}
+
 app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
@@ -178,13 +181,12 @@ def main() -> None:
         app()
     except ModuleNotFoundError as error:
         package = (error.name or "").split(".")[0]
-        remedy = (
-            f"This command needs {package}, which is not installed. Install it with\n"
-            "    pip install 'ripple-attention[vision,demo]'"
+        extra = "app" if sys.argv[1:2] == ["app"] else EXTRAS.get(package, "demo")
+        message = (
+            f"This command needs {package}, which is not installed. In the checkout:\n"
+            f"    pip install '.[{extra}]'"
         )
-        own = str(error)
-        told = own if "pip install" in own else remedy
-        errors.print(told, style="red", soft_wrap=True)
+        errors.print(message, style="red", soft_wrap=True)
         sys.exit(1)
     except (ValueError, RuntimeError, OSError) as error:
         message = str(error)

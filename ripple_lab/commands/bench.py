@@ -22,6 +22,8 @@ DEVICE = typer.Option(help="cpu or cuda; cuda unless given, where there is a GPU
 DTYPE = typer.Option(
     help="float32, bfloat16 or float16; bfloat16 on a GPU, float32 on a CPU unless given."
 )
+ONLY = typer.Option(help="Systems whose names contain this, or one of these, with commas.")
+ROUNDS = typer.Option(min=1, help="Samples of each time.")
 OUTPUT = typer.Option(help="CSV; unless given in benchmarks/results, or here if there is none.")
 
 bench = typer.Typer(
@@ -42,10 +44,8 @@ def op(
     ] = "chebyshev",
     dtype: Annotated[str, DTYPE] = "",
     device: Annotated[str, DEVICE] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 7,
-    only: Annotated[
-        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
-    ] = "",
+    rounds: Annotated[int, ROUNDS] = 7,
+    only: Annotated[str, ONLY] = "",
     output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Time and peak memory of the operator, by tokens.
@@ -95,10 +95,8 @@ def layer(
     weights: Annotated[
         str, typer.Option(help="Kinds of spatial weights, with commas.")
     ] = "stick-breaking,fixed,softmax,truncated",
-    only: Annotated[
-        str, typer.Option(help="Systems whose names contain this, or one of these, with commas.")
-    ] = "",
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 2,
+    only: Annotated[str, ONLY] = "",
+    rounds: Annotated[int, ROUNDS] = 2,
     budget: Annotated[
         float | None, typer.Option(min=0, help="Seconds after which nothing more is started.")
     ] = None,
@@ -174,7 +172,7 @@ def model(
     forward_alone: Annotated[
         bool, typer.Option("--forward-alone", help="No training steps.")
     ] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
+    rounds: Annotated[int, ROUNDS] = 5,
     output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Images a second of whole models, side by side.
@@ -237,7 +235,7 @@ def detection(
     dtype: Annotated[str, DTYPE] = "",
     device: Annotated[str, DEVICE] = "",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile for the encoders.")] = False,
-    rounds: Annotated[int, typer.Option(min=1, help="Samples of each time.")] = 5,
+    rounds: Annotated[int, ROUNDS] = 5,
     output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Time and peak memory of encoders and whole detectors.

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
-from ripple_lab.console import check_device, console
+from ripple_lab.console import check_device, console, errors
 
 if TYPE_CHECKING:
     from ripple_attention.convert import Report
+    from ripple_lab.align.models import Pretrained
 
 MODEL = typer.Argument(help="The name of a timm model, or a folder of transformers.")
 PHOTOS = typer.Argument(help="A folder of photos, without labels.")
@@ -53,17 +54,16 @@ def convert(
     if plan and photos is None:
         raise typer.BadParameter("--plan measures on photos: name their folder after the model")
     from ripple_attention.convert import convert as run_convert
-    from ripple_lab.align.models import Photos, find_photos, load_pretrained
+    from ripple_lab.align.models import Photos, find_photos
     from ripple_lab.align.plan import plan as run_plan
 
     settings = conversion(blocks, near, max_distance, partition)
-    pretrained = load_pretrained(name, weights, side)
     if photos is None or not plan:
-        show_report(run_convert(pretrained.model, **settings))
+        show_report(run_convert(load(name, weights, side).model, **settings))
         return
-    learn, held_out = (
-        Photos(paths, pretrained, batch_size) for paths in find_photos(photos, count)
-    )
+    found = find_photos(photos, count)  # before a download, which takes long
+    pretrained = load(name, weights, side)
+    learn, held_out = (Photos(paths, pretrained, batch_size) for paths in found)
     report, forecasts = run_plan(
         pretrained.model.to(device),
         learn,
@@ -114,8 +114,8 @@ def align(
 
     from ripple_attention.convert import convert as run_convert
     from ripple_lab.align import align as run_align
-    from ripple_lab.align import errors
-    from ripple_lab.align.models import Photos, find_photos, load_pretrained
+    from ripple_lab.align import errors as block_errors
+    from ripple_lab.align.models import Photos, find_photos
     from ripple_lab.align.processes import is_main, one_share, process_group
     from ripple_lab.files import replace_text, replacing
 
@@ -123,15 +123,15 @@ def align(
     if not resume:
         checkpoint.unlink(missing_ok=True)
     with process_group(device) as place:
-        pretrained = load_pretrained(name, weights, side)
-        paths, held_out_paths = find_photos(photos, count)
+        paths, held_out_paths = find_photos(photos, count)  # before a download, which takes long
+        pretrained = load(name, weights, side)
         teacher = pretrained.model.to(place)
         model = copy.deepcopy(teacher)
         report = run_convert(model, **conversion(blocks, near, max_distance, partition))
         if is_main():
             show_report(report)
         held_out = Photos(held_out_paths, pretrained, batch_size)
-        before = errors(model, teacher, held_out)
+        before = block_errors(model, teacher, held_out)
         run_align(
             model,
             teacher,
@@ -143,7 +143,7 @@ def align(
             checkpoint=checkpoint,
             console=console,
         )
-        after = errors(model, teacher, held_out)
+        after = block_errors(model, teacher, held_out)
         if not is_main():
             return
         output.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +158,19 @@ def align(
     for block, error in after.items():
         table.add_row(block, f"{before[block]:.3f}", f"{error:.3f}")
     console.print(table)
-    console.print(f"Wrote [bold]{output}[/bold] and [bold]{written}[/bold]", soft_wrap=True)
+    console.print(f"Wrote {output} and {written}", soft_wrap=True)
+
+
+def load(name: str, weights: Path | None, side: int | None) -> "Pretrained":
+    """A pretrained model; says which of its weights the file does not have."""
+    from ripple_lab.align.models import load_pretrained
+
+    pretrained = load_pretrained(name, weights, side)
+    if missing := pretrained.missing:
+        some = ", ".join((*missing[:3], *["…"] * (len(missing) > 3)))
+        message = f"{weights} lacks {len(missing)} weights of {name}, which stay random: {some}"
+        errors.print(message, style="yellow", soft_wrap=True)
+    return pretrained
 
 
 def conversion(blocks: str, near: str, max_distance: int, partition: str) -> dict[str, Any]:
@@ -180,4 +192,4 @@ def conversion(blocks: str, near: str, max_distance: int, partition: str) -> dic
 
 
 def show_report(report: "Report") -> None:
-    console.print(str(report), highlight=False, markup=False, soft_wrap=True)
+    console.print(str(report), highlight=False, soft_wrap=True)

@@ -97,14 +97,16 @@ def evaluate(
     Example: ripple evaluate runs/demo --batch-size 64
     """
     from ripple_lab.train.checkpoint import find_weights, read_description
-    from ripple_lab.train.evaluate import evaluate as run
-    from ripple_lab.train.run import is_main_process
 
-    path = find_weights(checkpoint, ema)
+    path = find_weights(checkpoint, ema)  # before the slow imports: the path may be misspelt
     recipe, _ = read_description(path)
     # On one device unless told: on several, each would count its own share.
     one = replace(recipe, hardware=replace(recipe.hardware, devices=1, nodes=1))
     recipe = override(one, context.args, f"ripple evaluate {checkpoint}")
+
+    from ripple_lab.train.evaluate import evaluate as run
+    from ripple_lab.train.run import is_main_process
+
     result = run(path, recipe, console)
     if not is_main_process():
         return
@@ -143,10 +145,12 @@ def predict(
     check_device(device)
     checkpoint, images = checkpoint_and_pictures(paths)
     from ripple_lab.train.checkpoint import find_weights, read_description
+
+    weights = find_weights(checkpoint, ema)  # before the slow imports: the path may be misspelt
+    recipe, classes = read_description(weights)
+
     from ripple_lab.train.evaluate import ObjectFinder, Predictor, open_image
 
-    weights = find_weights(checkpoint, ema)
-    recipe, classes = read_description(weights)
     detects = recipe.task == "detection"
     finder = ObjectFinder(weights, device) if detects else None
     predictor = None if detects else Predictor(weights, device)
@@ -222,7 +226,7 @@ def results(
     rows = gather(runs)
     output.parent.mkdir(parents=True, exist_ok=True)
     write_csv(rows, output)
-    console.print(f"Wrote {len(rows)} rows to {output}")
+    console.print(f"Wrote {output}, runs: {len(rows)}")
 
 
 def pack(

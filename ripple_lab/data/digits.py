@@ -15,15 +15,8 @@ def load_digits_images(train: bool) -> Images:
     Returns:
         The images; both splits have the classes in the same proportions.
     """
-    try:
-        from sklearn.datasets import load_digits
-        from sklearn.model_selection import train_test_split
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the digits come with scikit-learn, which is not installed: "
-            "pip install 'ripple-attention[vision]'",
-            name=error.name,
-        ) from None
+    from sklearn.datasets import load_digits
+    from sklearn.model_selection import train_test_split
 
     digits = load_digits()
     splits = train_test_split(

@@ -1,4 +1,4 @@
-"""`ripple app`: a page on this machine, where one clicks on a patch and sees its ripples."""
+"""`ripple app`: a page on this machine; click on a patch and see its ripples."""
 
 import html
 import os
@@ -23,18 +23,18 @@ from ripple_lab.text import plain
 
 TITLE = "Ripple attention, seen from a patch"
 INTRODUCTION = """
-A patch of a picture asks all others what they hold. **Linear attention** asks them all alike.
-**Ripple attention** first weighs them by the ring around the patch that they lie in, and learns
-how: click on a patch and see.
+Every patch of a picture gathers what the others hold. In **linear attention** all of them count
+alike. In **ripple attention** the patch decides how much each ring around it counts. Click on a
+patch and see.
 """
-ABOUT_DISTANCE = "Rings from this distance on join the rest (at most as many as were trained)."
-ABOUT_THRESHOLD = "A ripple halts where less than this is left to give away."
+ABOUT_DISTANCE = "Farther tokens are one group, the rest (at most as far as trained)."
+ABOUT_THRESHOLD = "A ripple halts once less than this weight is left."
 ABOUT_LINEAR = (
-    "The rows **attention** and **linear attention** have the same similarities; only the rings' "
-    "weights differ. Bright is more; grey in the last row: never halted."
+    "The rows **attention** and **linear attention** have the same similarities; only the weights "
+    "of the rings differ. Brighter is more. Grey in the last row: the ripple did not halt."
 )
 SIDE = 1024  # pixels of an uploaded picture
-MOST_WAITING = 100  # requests; who comes after them is told to come again
+MOST_WAITING = 100  # requests; later ones are told to come again
 SESSIONS = 64  # whose pictures are kept
 
 
@@ -94,7 +94,7 @@ def create_page(viewer: Viewer) -> Any:
 
     class Page(gr.Blocks):
         async def process_api(self, *args: Any, **options: Any) -> Any:
-            """As ever, but what a malformed call meets is a line in the log, no traceback."""
+            """As gradio does it, but a malformed call leaves one line in the log, no traceback."""
             try:
                 return await super().process_api(*args, **options)
             except gr.Error as error:
@@ -151,11 +151,11 @@ def create_page(viewer: Viewer) -> Any:
         asked = [choice, image, at, layer, distance, tau]
         shown = [picture, classes, said, layers, heads, grid_size]
         controls = [distance, tau, layer]
-        # One at a time; of what comes meanwhile (clicks, a slider that moves) the last is shown.
+        # One request at a time; of those that come meanwhile, only the last is answered.
         only: Any = {"show_progress": "minimal", "concurrency_limit": 1, "concurrency_id": "model"}
         only["trigger_mode"] = "always_last"
         page.load(show, asked, shown, **only)
-        # In one step: two could overtake those of the next click.
+        # One step: two could be overtaken by those of the next click.
         clicked = [choice, image, layer, distance, tau, grid_size]
         picture.select(show_click, clicked, [*shown, at], **only)
         for event in (
@@ -194,7 +194,7 @@ def _controls(gr: Any, viewer: Viewer, choice: str) -> list[Any]:
 
 @contextmanager
 def kept_in_memory() -> Iterator[Path]:
-    """Where gradio lays down pictures: in memory where the system can, and gone at the end."""
+    """A folder for gradio's pictures, in memory if the system can; removed at the end."""
     memory = Path("/dev/shm")
     root = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
     before = os.environ.get("GRADIO_TEMP_DIR")
@@ -216,16 +216,9 @@ def served(viewer: Viewer, port: int | None = None, *, browse: bool = False) -> 
     Yields:
         Its address.
     """
-    try:
-        import gradio as gr
-        from starlette.middleware import Middleware
-        from starlette.middleware.trustedhost import TrustedHostMiddleware
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "the page is made with gradio, which is not installed: "
-            "pip install 'ripple-attention[app,vision]'",
-            name=error.name,
-        ) from None
+    import gradio as gr
+    from starlette.middleware import Middleware
+    from starlette.middleware.trustedhost import TrustedHostMiddleware
 
     before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, MAX_PIXELS  # gradio opens some, too
     with kept_in_memory() as folder, swept(folder):

@@ -1,4 +1,4 @@
-"""Views of attention layers at work: their ripples, and how much each token counts in another."""
+"""Views of attention layers at work: their ripples, and how much each token counts for another."""
 
 import copy
 from collections.abc import Iterator

@@ -11,11 +11,9 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from typer.testing import CliRunner
 
-from processes import in_two_ranks
+from processes import in_two_ranks, ripple
 from ripple_attention.convert import convert, converted
-from ripple_lab import commands as cli
 from ripple_lab.align import align, errors, plan
 from ripple_lab.align.align import load
 
@@ -163,15 +161,21 @@ def words(tmp_path):
     return ["test_vit", tmp_path / "photos", "--weights", tmp_path / "weights.safetensors"]
 
 
-def ripple(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-
 def test_the_command_convert_plans(words):
     done = ripple("convert", *words, "--plan", "--steps", 2, "--blocks", "0,3", "--side", 96)
     assert done.exit_code == 0, done.output
     assert "blocks.3.attn" in done.output and "not chosen" in done.output
     assert "after 2 steps" in done.output
+
+
+def test_weights_that_a_file_lacks_are_named(words):
+    weights = load_file(words[-1])
+    save_file({k: x for k, x in weights.items() if k != "blocks.1.attn.proj.bias"}, words[-1])
+    done = ripple("convert", *words)
+    assert done.exit_code == 0
+    assert "lacks 1 weights of test_vit, which stay random: blocks.1.attn.proj.bias" in (
+        " ".join(done.output.split())
+    )
 
 
 def test_the_command_align_writes_a_model_that_loads(tmp_path, words):

@@ -4,11 +4,10 @@ import csv
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from inputs import relative_error
+from processes import ripple
 from ripple_attention import chebyshev
-from ripple_lab import commands as cli
 from ripple_lab import machine
 from ripple_lab.bench import measure, model, op
 
@@ -20,10 +19,6 @@ def short_samples(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.01)
 
 
-def ripple(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
-
-
 def test_bench_op_times_some_systems_alone(tmp_path):
     path = tmp_path / "op.csv"
     words = ("--sides", 5, "--rounds", 1, "--heads", 1, "--head-dim", 4, "--output", path)
@@ -33,9 +28,6 @@ def test_bench_op_times_some_systems_alone(tmp_path):
     names = ["ripple naive", "linear attention"]
     assert list(dict.fromkeys(row["system"] for row in rows)) == [*names, op.FLOOR]
     assert all(row["relative_error"] for row in rows if row["system"] in names)
-    done = ripple("bench", "op", *words, "--only", "ripple tield")
-    said = " ".join(done.output.replace("│", " ").split())
-    assert done.exit_code == 2 and "did you mean ripple tiled" in said
 
 
 def test_bench_op_times_foveal_and_logarithmic_rings(tmp_path):

@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from inputs import relative_error
+from processes import ripple
 from ripple_attention import Partition, RippleAttention, SoftmaxAttention
-from ripple_lab import commands as cli
 from ripple_lab.bench import attentions, layer, measure
 from ripple_lab.bench.attentions import (
     ByDefinition,
@@ -31,10 +30,6 @@ PNG = b"\x89PNG"
 @pytest.fixture(autouse=True)
 def short_samples(monkeypatch):
     monkeypatch.setattr(measure, "SAMPLE_SECONDS", 0.01)
-
-
-def ripple(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
 def run(**options):

@@ -272,13 +272,6 @@ def test_the_digits_of_a_split_are_always_the_same():
     assert torch.equal(first.images, again.images) and torch.equal(first.labels, again.labels)
 
 
-def test_digits_without_scikit_learn_name_the_remedy(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
-    with pytest.raises(ModuleNotFoundError, match=r"ripple-attention\[vision\]") as error:
-        load_digits_images(True)
-    assert error.value.name == "sklearn.datasets"
-
-
 def test_made_up_images_follow_from_the_seed_and_go_round_the_classes():
     first, again, other = (synthetic_images(7, 16, 3, seed) for seed in (0, 0, 1))
     assert first.images.shape == (7, 3, 16, 16) and first.images.dtype == torch.uint8

@@ -12,14 +12,12 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file
-from typer.testing import CliRunner
 
 pytest.importorskip("faster_coco_eval")
 
 from test_train import stop_at
 
-from processes import ripple_on_two_devices
-from ripple_lab import commands as cli
+from processes import ripple, ripple_on_two_devices
 from ripple_lab.data.images import DataError
 from ripple_lab.detection import backbone, shapes
 from ripple_lab.detection.evaluation import METRICS
@@ -74,10 +72,6 @@ TINY = DetectionRecipe(
 
 def run(folder, recipe=TINY, resume=False):
     return train(recipe, folder, Console(file=StringIO()), resume)
-
-
-def ripple(*words):
-    return CliRunner().invoke(cli.app, [str(word) for word in words])
 
 
 def assert_same_weights(one, other):

@@ -33,6 +33,18 @@ def test_import_works_where_only_torch_is_installed():
     )
 
 
+def test_models_without_timm_name_the_extra_that_brings_it():
+    printed = run(
+        "import sys\n"
+        "sys.modules['timm'] = None\n"
+        "try:\n"
+        "    from ripple_attention import models\n"
+        "except ModuleNotFoundError as error:\n"
+        "    print(error)\n"
+    )
+    assert "needs timm" in printed and "pip install '.[vision]'" in printed
+
+
 def test_import_brings_nothing_heavy_that_torch_does_not():
     extra = run(
         "import sys, torch\n"
