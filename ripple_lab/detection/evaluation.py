@@ -114,8 +114,8 @@ def judge(ground_truth: dict[str, Any], found: dict[int, np.ndarray]) -> dict[st
         from faster_coco_eval import COCO, COCOeval_faster
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            "average precision is computed by faster-coco-eval, which is not installed: "
-            "pip install 'ripple-attention[detection]'",
+            "average precision is computed by faster-coco-eval, which is not installed. In the "
+            "checkout: pip install '.[detection]'",
             name=error.name,
         ) from None
     truth = COCO(ground_truth, use_deepcopy=True)  # it writes into what it is given

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torchvision.ops import box_convert, generalized_box_iou, sigmoid_focal_loss
 
@@ -60,6 +59,8 @@ def match(logits: Tensor, boxes: Tensor, targets: list[Target], weights: LossWei
     Raises:
         ValueError: A cost is not a finite number.
     """
+    from scipy.optimize import linear_sum_assignment  # slow, and predictions do without
+
     costs = [
         matching_cost(logits[:, image], boxes[:, image], target, weights)
         for image, target in enumerate(targets)
