@@ -98,7 +98,7 @@ class OuterTable:
         rows, columns = (_clipped(size, radius, self.table) for size in (H, W))
         return box_sums(self.table, radius), (rows[:, None] * columns).unsqueeze(-1)
 
-    def whole(self) -> tuple[Tensor, int]:
+    def whole_grid(self) -> tuple[Tensor, int]:
         """The same of a box that holds every cell: (B, N, 1, M, E), and the number of cells.
 
         The deviations are what rounding has left out of the mean.
@@ -162,7 +162,7 @@ def _weighted_sums(
             box = (queries.unsqueeze(-2) @ deviations).squeeze(-2) + count * mean
             steps = table.steps(radii[group])
         else:
-            left, count = table.whole()
+            left, count = table.whole_grid()
             box = queries @ left + count * mean
             steps = table.steps(max(mean.shape[2:4]))
         weight = weights[..., group, None]
@@ -185,7 +185,7 @@ def _query_gradients(
             deviations, count = table.boxes(radii[group])
             box = (deviations @ y.unsqueeze(-1)).squeeze(-1) + count * mean
         else:
-            left, cells = table.whole()
+            left, cells = table.whole_grid()
             box = y @ left.mT + cells * mean
         ring = box - inner
         grad_queries.addcmul_(weights[..., group, None], ring)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ripple_lab.canvas import MARKERS, PALETTE, plt, save_both
-from ripple_lab.reproduce.columns import COLUMNS
+from ripple_lab.reproduce.table_columns import COLUMNS
 from ripple_lab.reproduce.figures import Panel
 from ripple_lab.reproduce.speeds import measured_on, points, refused
 from ripple_lab.reproduce.table import Filled, Table

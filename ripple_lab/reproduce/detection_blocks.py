@@ -2,7 +2,7 @@
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.reproduce.columns import network
+from ripple_lab.reproduce.table_columns import network
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
 from ripple_lab.reproduce.page_blocks import percent, rows_of, with_sources
 from ripple_lab.reproduce.queries import known

@@ -20,7 +20,7 @@ from ripple_lab.files import write_csv
 from ripple_lab.recipes import find_recipe
 from ripple_lab.reproduce import charts, networks
 from ripple_lab.reproduce.cifar_blocks import CLAIMS, difference, verdict
-from ripple_lab.reproduce.columns import COLUMNS
+from ripple_lab.reproduce.table_columns import COLUMNS
 from ripple_lab.reproduce.commands import CATALOGUE, find_names, reproduce
 from ripple_lab.reproduce.pages import how_ours_run
 from ripple_lab.reproduce.queries import known
