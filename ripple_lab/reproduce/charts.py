@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from ripple_lab.canvas import MARKERS, PALETTE, plt, save_both
-from ripple_lab.reproduce.table_columns import COLUMNS
 from ripple_lab.reproduce.figures import Panel
 from ripple_lab.reproduce.speeds import measured_on, points, refused
 from ripple_lab.reproduce.table import Filled, Table
+from ripple_lab.reproduce.table_columns import COLUMNS
 from ripple_lab.results import Row
 
 PAPER, OURS = PALETTE[:2]

@@ -2,10 +2,10 @@
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
-from ripple_lab.reproduce.table_columns import network
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
 from ripple_lab.reproduce.page_blocks import percent, rows_of, with_sources
 from ripple_lab.reproduce.queries import known
+from ripple_lab.reproduce.table_columns import network
 
 GPU_DETECTION = "detection-nvidia-h200-bfloat16.csv"
 CPU_DETECTION = "detection-amd-epyc-1-threads-float32.csv"

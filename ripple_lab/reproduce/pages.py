@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from ripple_lab.reproduce.table_columns import COLUMNS, network
 from ripple_lab.reproduce.queries import known
 from ripple_lab.reproduce.table import Table, TableRow, grid, grouped, missing, sources
+from ripple_lab.reproduce.table_columns import COLUMNS, network
 from ripple_lab.results import Results
 
 SCALINGS = {

@@ -20,11 +20,11 @@ from ripple_lab.files import write_csv
 from ripple_lab.recipes import find_recipe
 from ripple_lab.reproduce import charts, networks
 from ripple_lab.reproduce.cifar_blocks import CLAIMS, difference, verdict
-from ripple_lab.reproduce.table_columns import COLUMNS
 from ripple_lab.reproduce.commands import CATALOGUE, find_names, reproduce
 from ripple_lab.reproduce.pages import how_ours_run
 from ripple_lab.reproduce.queries import known
 from ripple_lab.reproduce.speeds import exponent, operator_command
+from ripple_lab.reproduce.table_columns import COLUMNS
 from ripple_lab.reproduce.tables import TABLES
 from ripple_lab.results import Results, committed_results
 
