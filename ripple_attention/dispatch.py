@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from ripple_attention.checks import shorten
 from ripple_attention.ops.tile_sums import TILE
 from ripple_attention.ops.tiled import halo_size
 
@@ -316,8 +317,19 @@ IMPLEMENTATIONS = (
 )
 
 
+def check_implementation(implementation: str) -> str:
+    """The name itself, if it is one."""
+    known = ("auto", *IMPLEMENTATIONS)
+    if not isinstance(implementation, str) or implementation not in known:
+        names = ", ".join(map(repr, known))
+        came = shorten(implementation)
+        raise ValueError(f"implementation must be one of {names}; got implementation={came}")
+    return implementation
+
+
 def candidates(implementation: str) -> tuple[str, ...]:
     """The back ends that a choice allows: fused kernels are the same tiles."""
+    check_implementation(implementation)
     if implementation == "auto":
         return tuple(backend.name for backend in BACKENDS)
     return ("fused", "tiled_triton") if implementation == "tiled_triton" else (implementation,)

@@ -19,7 +19,7 @@ from ripple_attention.checks import (
     shorten,
 )
 from ripple_attention.fusion import WeightSpec, are_plain, runs_own_code, stands_for
-from ripple_attention.ops.common import autocast_dtype
+from ripple_attention.ops.common import autocast_unites
 
 WeightKind = Literal["stick-breaking", "fixed", "softmax", "truncated"]
 Tail = Literal["share", "printed"]
@@ -179,7 +179,8 @@ class SpatialWeights(nn.Module):
                 "values must be on the device of the spatial weights' parameters; got "
                 f"{str(v.device)=} and {str(own.device)=}. Move one of them with .to(...)."
             )
-        if v.dtype != own.dtype and self._needs_its_type(v):
+        plain = self.kind != "fixed" and runs_own_code(self.proj, nn.Linear)
+        if plain and v.dtype != own.dtype and not autocast_unites(own, v):
             raise ValueError(
                 "values must have the type of the spatial weights' parameters, unless autocast is "
                 f"on; got {v.dtype=} and {own.dtype=}. Convert one of them with .to(...)."
@@ -196,9 +197,12 @@ class SpatialWeights(nn.Module):
             weights = F.pad(weights[..., :-1], (0, 1))
         return weights
 
-    def _needs_its_type(self, v: Tensor) -> bool:
-        plain = self.kind != "fixed" and runs_own_code(self.proj, nn.Linear)
-        return plain and autocast_dtype(v) is None
+    def _takes(self, v: Tensor) -> bool:
+        """Whether parameters of the module's own kind take these values."""
+        own = self.embedding
+        if v.shape[-2:] != (self.num_heads, self.value_dim) or v.device != own.device:
+            return False
+        return v.dtype == own.dtype or autocast_unites(own, v)
 
     def fused_spec(self) -> WeightSpec | None:
         """What a kernel may compute in place of this module, or None."""
@@ -209,9 +213,17 @@ class SpatialWeights(nn.Module):
         weight, bias, embedding = self.proj.weight, self.proj.bias, self.embedding
         if not are_plain(weight, bias, embedding) or bias is None:
             return None
-        if weight.shape != (embedding.shape[-1],) * 2:
+        E, N = self.value_dim, self.num_heads
+        if not (weight.shape == (E, E) and bias.shape == (E,)):
+            return None
+        if embedding.dim() != 3 or embedding.shape[::2] != (N, E):
+            return None
+        if not weight.dtype == bias.dtype == embedding.dtype:
             return None
         sticks, truncated = self.kind != "softmax", self.kind == "truncated"
+        if sticks:
+            check_flag("balanced", self.balanced)
+            _check_halting(self.halt_threshold, self.tail)
         return WeightSpec(
             weight,
             bias,
