@@ -292,17 +292,14 @@ class RippleCore(FeatureHeads):
     def _attend_fused(
         self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
     ) -> Tensor:
-        v = qkv[:, :, :, 2]
-        made: Tensor | WeightSpec
-        if weights is None:
-            made = self.spatial_weights(v)
-            check_weights(made, v, self.partition)
-            made = drop_empty_groups(made, self.partition, mask)
-        else:
+        v, radii, eps = qkv[:, :, :, 2], self.partition.radii, check_eps(self.eps)
+        if weights is not None:
             observe(self.spatial_weights, v)
-            made = weights
-        eps = check_eps(self.eps)
-        return fused_ripple_attention(qkv, mask, features, made, self.partition.radii, eps)
+            return fused_ripple_attention(qkv, mask, features, weights, radii, eps)
+        alpha = self.spatial_weights(v)
+        check_weights(alpha, v, self.partition)
+        alpha = drop_empty_groups(alpha, self.partition, mask)
+        return fused_ripple_attention(qkv, mask, features, alpha, radii, eps)
 
 
 class RippleHeads(RippleCore, nn.Module):
