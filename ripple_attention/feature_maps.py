@@ -25,6 +25,7 @@ from ripple_attention.fusion import FeatureSpec, are_plain, runs_own_code, stand
 from ripple_attention.ops.common import accumulation_dtype, autocast_unites, without_autocast
 
 Scaling = Literal["none", "scaled", "unit", "unit-scaled"]
+SCALINGS = get_args(Scaling)
 
 
 class FeatureMap(nn.Module):
@@ -42,7 +43,7 @@ class FeatureMap(nn.Module):
 
     def __init__(self, head_dim: int, num_features: int, scaling: Scaling):
         super().__init__()
-        check_choice("scaling", scaling, get_args(Scaling))
+        check_choice("scaling", scaling, SCALINGS)
         self.head_dim = check_count("head_dim", head_dim)
         self.num_features = check_count("num_features", num_features)
         self.scaling = scaling
@@ -83,7 +84,7 @@ class FeatureMap(nn.Module):
             return x
         if self.scaling == "scaled":
             return x * self.head_dim**-0.25
-        check_choice("scaling", self.scaling, get_args(Scaling))
+        check_choice("scaling", self.scaling, SCALINGS)
         with without_autocast(x):
             wide = x.to(accumulation_dtype(x))
             mean_square = wide.square().mean(-1, keepdim=True)
@@ -107,7 +108,7 @@ class FeatureMap(nn.Module):
         return None
 
     def _is_as_written(self, kind: type) -> bool:
-        return runs_own_code(self, kind) and self.scaling in get_args(Scaling)
+        return runs_own_code(self, kind) and self.scaling in SCALINGS
 
     def extra_repr(self) -> str:
         return f"{self.head_dim} → {self.num_features}, scaling={self.scaling!r}"
@@ -186,9 +187,10 @@ class Learned(FeatureMap):
         return self.fc.weight if type(self.fc) is nn.Linear else None
 
     def fused_spec(self) -> FeatureSpec | None:
-        if not (self._is_as_written(Learned) and runs_own_code(self.fc, nn.Linear)):
+        fc = self.fc
+        if not (self._is_as_written(Learned) and runs_own_code(fc, nn.Linear)):
             return None
-        M, D, w1, w2, b2 = self.num_features, self.head_dim, self.w1, self.fc.weight, self.fc.bias
+        M, D, w1, w2, b2 = self.num_features, self.head_dim, self.w1, fc.weight, fc.bias
         if not (are_plain(w1, w2, b2) and w1.shape == (D, D) and w2.shape == (M, 2 * D)):
             return None
         if b2 is not None and not (b2.shape == (M,) and b2.dtype == w2.dtype):

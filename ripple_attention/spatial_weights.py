@@ -208,22 +208,23 @@ class SpatialWeights(nn.Module):
         """What a kernel may compute in place of this module, or None."""
         if self.kind == "fixed" or (self.kind != "softmax" and self.tail != "share"):
             return None
-        if not (runs_own_code(self, SpatialWeights) and runs_own_code(self.proj, nn.Linear)):
+        proj = self.proj
+        if not (runs_own_code(self, SpatialWeights) and runs_own_code(proj, nn.Linear)):
             return None
-        weight, bias, embedding = self.proj.weight, self.proj.bias, self.embedding
+        weight, bias, embedding = proj.weight, proj.bias, self.embedding
         if not are_plain(weight, bias, embedding) or bias is None:
             return None
-        E, N = self.value_dim, self.num_heads
+        E, threshold = self.value_dim, self.halt_threshold
         if not (weight.shape == (E, E) and bias.shape == (E,)):
             return None
-        if embedding.dim() != 3 or embedding.shape[::2] != (N, E):
+        shape = embedding.shape
+        if not (len(shape) == 3 and shape[0] == self.num_heads and shape[2] == E):
             return None
         if not weight.dtype == bias.dtype == embedding.dtype:
             return None
         sticks, truncated = self.kind != "softmax", self.kind == "truncated"
-        if sticks:
-            check_flag("balanced", self.balanced)
-            _check_halting(self.halt_threshold, self.tail)
+        if sticks and not (type(self.balanced) is bool and _is_threshold(threshold)):
+            return None
         return WeightSpec(
             weight,
             bias,
@@ -231,7 +232,7 @@ class SpatialWeights(nn.Module):
             sticks,
             sticks and self.balanced,
             truncated,
-            self.halt_threshold,
+            threshold,
         )
 
     def extra_repr(self) -> str:
@@ -243,9 +244,13 @@ def _left_before(weights: Tensor) -> Tensor:
     return weights.flip(-1).cumsum(-1).flip(-1)
 
 
+def _is_threshold(x: float) -> bool:
+    number = isinstance(x, int | float) and not isinstance(x, bool)
+    return number and 0 <= x <= 1
+
+
 def _check_halting(threshold: float, tail: str) -> None:
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not number or not 0 <= threshold <= 1:
+    if not _is_threshold(threshold):
         raise ValueError(
             f"the halting threshold must lie in [0, 1]; got threshold={shorten(threshold)}. "
             "0 never halts."
