@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import torch
 
+from ripple_attention.checks import shorten
 from ripple_attention.ops.tile_sums import TILE
 from ripple_attention.ops.tiled import halo_size
 
@@ -187,7 +188,7 @@ def features_fuse(problem: Problem) -> str | None:
     if problem.machine:
         return problem.machine
     if not problem.features:
-        return "computes only feature maps of this package, unchanged, of the forms it knows"
+        return "needs a known feature map of this package, unchanged, in such a layer; fuse=True"
     limit = MAX_SINES_WIDTH.get(problem.dtype, 0) if problem.features == "sines" else MAX_WIDTH
     width = max(problem.head_dim, problem.num_features)
     if width > limit and problem.dtype in KERNEL_DTYPES:
@@ -213,7 +214,7 @@ def weights_fuse(problem: Problem) -> str | None:
     if problem.machine:
         return problem.machine
     if not problem.weights:
-        return "computes only spatial weights of this package, unchanged, of the kinds it knows"
+        return "needs known spatial weights of this package, unchanged, in such a layer; fuse=True"
     if problem.radii is not None and len(problem.radii) >= MAX_FUSED_GROUPS:
         return f"makes weights of at most {MAX_FUSED_GROUPS} groups; got {len(problem.radii) + 1}"
     return _kernels(problem)
@@ -321,8 +322,19 @@ IMPLEMENTATIONS = (
 )
 
 
+def check_implementation(implementation: str) -> str:
+    """The name itself, if it is one."""
+    known = ("auto", *IMPLEMENTATIONS)
+    if not isinstance(implementation, str) or implementation not in known:
+        names = ", ".join(map(repr, known))
+        came = shorten(implementation)
+        raise ValueError(f"implementation must be one of {names}; got implementation={came}")
+    return implementation
+
+
 def candidates(implementation: str) -> tuple[str, ...]:
     """The back ends that a choice allows: fused kernels are the same tiles."""
+    check_implementation(implementation)
     if implementation == "auto":
         return tuple(backend.name for backend in BACKENDS)
     return ("fused", "tiled_triton") if implementation == "tiled_triton" else (implementation,)
@@ -403,7 +415,7 @@ def explain(problem: Problem, implementation: str = "auto") -> str:
             verdict = "could run, and was not asked for"
         else:
             verdict = f"could run: {backend.summary}; costs more"
-        print(f"  {backend.name:13} {verdict}")
+        print(f"  {backend.name:16} {verdict}")
     if problem.near is not None:
         window = choose_window(problem, runs, implementation)
         print(f"  within {problem.near} of a query: softmax by {window}, not by features")

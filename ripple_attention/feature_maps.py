@@ -22,9 +22,10 @@ from ripple_attention.checks import (
     holds_floats,
 )
 from ripple_attention.fusion import FeatureSpec, are_plain, runs_own_code, stands_for
-from ripple_attention.ops.common import accumulation_dtype, autocast_dtype, without_autocast
+from ripple_attention.ops.common import accumulation_dtype, autocast_unites, without_autocast
 
 Scaling = Literal["none", "scaled", "unit", "unit-scaled"]
+SCALINGS = get_args(Scaling)
 
 
 class FeatureMap(nn.Module):
@@ -42,7 +43,7 @@ class FeatureMap(nn.Module):
 
     def __init__(self, head_dim: int, num_features: int, scaling: Scaling):
         super().__init__()
-        check_choice("scaling", scaling, get_args(Scaling))
+        check_choice("scaling", scaling, SCALINGS)
         self.head_dim = check_count("head_dim", head_dim)
         self.num_features = check_count("num_features", num_features)
         self.scaling = scaling
@@ -71,7 +72,7 @@ class FeatureMap(nn.Module):
             if own is not None and own.device != x.device:
                 return False
         own = self._matrix()
-        return own is None or own.dtype == x.dtype or autocast_dtype(x) is not None
+        return own is None or own.dtype == x.dtype or autocast_unites(own, x)
 
     def _matrix(self) -> Tensor | None:
         """A matrix that multiplies x uncast, so both must have one type; None if there is none."""
@@ -83,6 +84,7 @@ class FeatureMap(nn.Module):
             return x
         if self.scaling == "scaled":
             return x * self.head_dim**-0.25
+        check_choice("scaling", self.scaling, SCALINGS)
         with without_autocast(x):
             wide = x.to(accumulation_dtype(x))
             mean_square = wide.square().mean(-1, keepdim=True)
@@ -104,6 +106,9 @@ class FeatureMap(nn.Module):
     def fused_spec(self) -> FeatureSpec | None:
         """What a kernel may compute in place of this module, or None."""
         return None
+
+    def _is_as_written(self, kind: type) -> bool:
+        return runs_own_code(self, kind) and self.scaling in SCALINGS
 
     def extra_repr(self) -> str:
         return f"{self.head_dim} → {self.num_features}, scaling={self.scaling!r}"
@@ -182,12 +187,15 @@ class Learned(FeatureMap):
         return self.fc.weight if type(self.fc) is nn.Linear else None
 
     def fused_spec(self) -> FeatureSpec | None:
-        if not (runs_own_code(self, Learned) and runs_own_code(self.fc, nn.Linear)):
+        fc = self.fc
+        if not (self._is_as_written(Learned) and runs_own_code(fc, nn.Linear)):
             return None
-        w1, w2, b2 = self.w1, self.fc.weight, self.fc.bias
-        if not are_plain(w1, w2, b2) or w2.shape != (self.num_features, 2 * self.head_dim):
+        M, D, w1, w2, b2 = self.num_features, self.head_dim, self.w1, fc.weight, fc.bias
+        if not (are_plain(w1, w2, b2) and w1.shape == (D, D) and w2.shape == (M, 2 * D)):
             return None
-        return FeatureSpec("relu", self.scaling, self.num_features, w1, w2, b2)
+        if b2 is not None and not (b2.shape == (M,) and b2.dtype == w2.dtype):
+            return None
+        return FeatureSpec("relu", self.scaling, M, w1, w2, b2)
 
 
 class LearnedRandomW1(RandomFeatureMap):
@@ -246,8 +254,12 @@ class T2R(FeatureMap):
         return self._parameters.get("weight")
 
     def fused_spec(self) -> FeatureSpec | None:
-        weight, bias = self.weight, self.bias
-        if not (runs_own_code(self, T2R) and are_plain(weight, bias)):
+        weight, bias, shape = self.weight, self.bias, (self.num_heads, self.num_features)
+        if not (self._is_as_written(T2R) and are_plain(weight, bias)):
+            return None
+        if not (weight.shape == (*shape, self.head_dim) and bias.shape == shape):
+            return None
+        if weight.dtype != bias.dtype:
             return None
         return FeatureSpec("relu", self.scaling, self.num_features, None, weight, bias)
 
@@ -298,7 +310,10 @@ class Hedgehog(FeatureMap):
         return self._parameters.get("weight")
 
     def fused_spec(self) -> FeatureSpec | None:
-        if not (runs_own_code(self, Hedgehog) and are_plain(self.weight)):
+        shape = (self.num_heads, self.num_features // 2, self.head_dim)
+        if not (self._is_as_written(Hedgehog) and are_plain(self.weight)):
+            return None
+        if self.weight.shape != shape:
             return None
         both = torch.cat([self.weight, -self.weight], 1)
         return FeatureSpec("softmax", self.scaling, self.num_features, None, both)
@@ -435,8 +450,8 @@ class Elu(Elementwise):
         return F.elu(x) + 1
 
     def fused_spec(self) -> FeatureSpec | None:
-        own = runs_own_code(self, Elu)
-        return FeatureSpec("elu", self.scaling, self.num_features) if own else None
+        own = self._is_as_written(Elu) and self.num_features == self.head_dim
+        return FeatureSpec("elu", self.scaling, self.head_dim) if own else None
 
 
 @stands_for
@@ -447,8 +462,8 @@ class Relu(Elementwise):
         return F.relu(x)
 
     def fused_spec(self) -> FeatureSpec | None:
-        own = runs_own_code(self, Relu)
-        return FeatureSpec("relu", self.scaling, self.num_features) if own else None
+        own = self._is_as_written(Relu) and self.num_features == self.head_dim
+        return FeatureSpec("relu", self.scaling, self.head_dim) if own else None
 
 
 FEATURE_MAPS: dict[str, type[Any]] = {

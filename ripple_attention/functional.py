@@ -169,7 +169,7 @@ def ripple_attention(
     >>> ripple_attention(q, k, v, weights, partition=chebyshev(4)).shape
     torch.Size([2, 14, 14, 6, 32])
     """
-    check_implementation(implementation)
+    dispatch.check_implementation(implementation)
     check_eps(eps)
     q, k, v = in_autocast_type(q, k, v)
     if not (near is None and prefix_k is None and prefix_v is None):
@@ -355,7 +355,7 @@ def explain(
     Returns:
         The name of the back end that runs.
     """
-    check_implementation(implementation)
+    dispatch.check_implementation(implementation)
     q, k, v = in_autocast_type(q, k, v)
     check_operands(q, k, v, spatial_weights, partition, None, 0 if prefix_k is None else 1)
     if near is not None:
@@ -363,16 +363,6 @@ def explain(
         partition = replace(partition, radii=partition.radii[first_far - 1 :])
     problem = problem_of(q, k, v, spatial_weights, partition, near)
     return dispatch.explain(problem, implementation)
-
-
-def check_implementation(implementation: str) -> str:
-    """The name itself, if it is one."""
-    known = ("auto", *dispatch.IMPLEMENTATIONS)
-    if not isinstance(implementation, str) or implementation not in known:
-        names = ", ".join(map(repr, known))
-        came = shorten(implementation)
-        raise ValueError(f"implementation must be one of {names}; got implementation={came}")
-    return implementation
 
 
 def check_eps(eps: float) -> float:

@@ -2,10 +2,12 @@
 
 The method `fused_spec` of a feature map or of spatial weights describes what a kernel may compute
 in its place, or returns None, as the base class does. If you change a module (by a subclass, a
-hook, a patch, or another module in place of a projection) there is no spec, and your code runs. A
-parametrised weight is read through its parametrisation, so a kernel may still compute it.
+hook, a patch, a wrapper, or another module in place of a projection) there is no spec, and your
+code runs. A parametrised weight is read through its parametrisation, so a kernel may still compute
+it. Nor is there a spec of a module that would refuse its inputs: it runs, and says why.
 """
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ GLOBAL_HOOKS = (
     "_global_backward_hooks",
     "_global_backward_pre_hooks",
 )
+CALL = ("__call__", "_wrapped_call_impl", "_call_impl", "forward")
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -47,6 +50,10 @@ class WeightSpec(NamedTuple):
     truncated: bool
     halt_threshold: float
 
+    @property
+    def num_groups(self) -> int:
+        return self.embedding.shape[1] + self.sticks
+
 
 class Observer:
     """A forward hook that only looks: the layer computes the same with it and without it.
@@ -67,7 +74,7 @@ OWN_CODE: dict[type, dict[str, Any]] = {}
 def stands_for(kind: type) -> type:
     """Records the methods of a class, so that a later patch of the class is noticed."""
     methods = {name for name in dir(kind) if callable(getattr(kind, name))} - set(dir(nn.Module))
-    OWN_CODE[kind] = {name: getattr(kind, name) for name in {*methods, "forward"}}
+    OWN_CODE[kind] = {name: getattr(kind, name) for name in {*methods, *CALL}}
     return kind
 
 
@@ -87,6 +94,35 @@ def runs_own_code(module: Any, kind: type) -> bool:
         if hooks and not all(isinstance(hook, Observer) for hook in hooks.values()):
             return False
     for name, method in OWN_CODE[kind].items():
+        if getattr(own, name) is not method or name in state:
+            return False
+    return True
+
+
+def spec_of(module: Any) -> Any:
+    """What a kernel may compute in place of a module, or None.
+
+    Asked of its class: wrappers such as `torch.compile` makes pass on what they do not have, and
+    run code of their own around it.
+    """
+    fused_spec = getattr(type(module), "fused_spec", None)
+    return None if fused_spec is None else fused_spec(module)
+
+
+def replaces(*methods: Callable[..., Any]) -> Callable[..., Any]:
+    """Says of a method which others of its class it computes by kernels, see `replaces_own`."""
+
+    def mark(fused: Any) -> Any:
+        fused.replaced = {method.__name__: method for method in methods}
+        return fused
+
+    return mark
+
+
+def replaces_own(module: nn.Module, fused: Any) -> bool:
+    """Whether a module has the methods that `fused` computes, neither overridden nor patched."""
+    own, state = type(module), vars(module)
+    for name, method in fused.replaced.items():
         if getattr(own, name) is not method or name in state:
             return False
     return True

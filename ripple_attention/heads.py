@@ -28,11 +28,15 @@ from ripple_attention.feature_maps import FeatureMap, create_feature_map
 from ripple_attention.functional import (
     NearSoftmax,
     check_eps,
-    check_implementation,
     ripple_attention,
 )
-from ripple_attention.fusion import FeatureSpec, WeightSpec, observe
-from ripple_attention.operands import in_function_transform, is_exporting, is_transformed
+from ripple_attention.fusion import FeatureSpec, WeightSpec, observe, replaces, spec_of
+from ripple_attention.operands import (
+    check_weights,
+    in_function_transform,
+    is_exporting,
+    is_transformed,
+)
 from ripple_attention.ops.common import (
     accumulation_dtype,
     autocast_dtype,
@@ -91,7 +95,12 @@ class FeatureHeads:
     feature_map: Any
     head_dim: int
 
-    def _weight_spec(self) -> WeightSpec | None:
+    def _feature_spec(self, q: Tensor) -> FeatureSpec | None:
+        """What a kernel may compute of queries and keys like q; else the map runs, or refuses."""
+        spec = spec_of(self.feature_map)
+        return spec if spec is not None and self.feature_map._takes(q) else None
+
+    def _weight_spec(self, v: Tensor) -> WeightSpec | None:
         return None
 
     def _uses_kernels(self, x: Tensor) -> bool:
@@ -106,11 +115,13 @@ class FeatureHeads:
         self, x: Tensor, features: FeatureSpec | None, weights: WeightSpec | None
     ) -> Problem:
         kind, radii = "", self._far_radii()
+        num_features = getattr(self.feature_map, "num_features", 0)
         if features is not None:
             kind = features.activation if features.w1 is None else "sines"
+            num_features = features.num_features
         return Problem(
             (x.shape[1], x.shape[2]),
-            self.feature_map.num_features,
+            num_features,
             self.head_dim,
             radii,
             autocast_dtype(x) or x.dtype,
@@ -179,7 +190,7 @@ class RippleCore(FeatureHeads):
         )
         if near == "softmax":
             self.far_scale = FarScale(self.head_dim, num_heads, **made)
-        self.implementation = check_implementation(implementation)
+        self.implementation = dispatch.check_implementation(implementation)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         """Queries, keys and values (B, H, W, N, D) → (B, H, W, N, D)."""
@@ -229,7 +240,7 @@ class RippleCore(FeatureHeads):
 
     def _features(self, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """φ(q) and φ(k), by a kernel where one may."""
-        features = self.feature_map.fused_spec() if self._uses_kernels(v) else None
+        features = self._feature_spec(q) if self._uses_kernels(v) else None
         if features is None or dispatch.features_fuse(self._problem(v, features, None)):
             return self.feature_map(q, k)
         observe(self.feature_map, q, k)
@@ -261,28 +272,34 @@ class RippleCore(FeatureHeads):
             **prefix,
         )
 
-    def _attend_fused(
-        self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
-    ) -> Tensor:
-        made: Tensor | WeightSpec
-        if weights is None:
-            made = drop_empty_groups(self.spatial_weights(qkv[:, :, :, 2]), self.partition, mask)
-        else:
-            observe(self.spatial_weights, qkv[:, :, :, 2])
-            made = weights
-        return fused_ripple_attention(qkv, mask, features, made, self.partition.radii, self.eps)
-
     def _weights_of(self, v: Tensor) -> Tensor:
         """α (B, H, W, N, G), by a kernel where one may."""
-        spec = self._weight_spec() if self._uses_kernels(v) else None
+        spec = self._weight_spec(v) if self._uses_kernels(v) else None
         if spec is None or dispatch.weights_fuse(self._problem(v, None, spec)):
             return self.spatial_weights(v)
         observe(self.spatial_weights, v)
-        return fused_weights(v, spec, self.spatial_weights.num_groups)
+        return fused_weights(v, spec, spec.num_groups)
 
-    def _weight_spec(self) -> WeightSpec | None:
-        spec = getattr(self.spatial_weights, "fused_spec", None)
-        return None if spec is None else spec()
+    def _weight_spec(self, v: Tensor) -> WeightSpec | None:
+        """What a kernel may compute of values like v; else the module runs, or refuses."""
+        spec: WeightSpec | None = spec_of(self.spatial_weights)
+        if spec is None or not self.spatial_weights._takes(v):
+            return None
+        groups = (self.num_prefix_tokens > 0) + self.partition.num_groups
+        return spec if spec.num_groups == groups else None
+
+    @replaces(attend, _features, _over_grid, _weights_of)
+    def _attend_fused(
+        self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
+    ) -> Tensor:
+        v, radii, eps = qkv[:, :, :, 2], self.partition.radii, check_eps(self.eps)
+        if weights is not None:
+            observe(self.spatial_weights, v)
+            return fused_ripple_attention(qkv, mask, features, weights, radii, eps)
+        alpha = self.spatial_weights(v)
+        check_weights(alpha, v, self.partition)
+        alpha = drop_empty_groups(alpha, self.partition, mask)
+        return fused_ripple_attention(qkv, mask, features, alpha, radii, eps)
 
 
 class RippleHeads(RippleCore, nn.Module):

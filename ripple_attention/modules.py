@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
 
 import torch
@@ -23,7 +22,15 @@ from ripple_attention.checks import (
 )
 from ripple_attention.feature_maps import FeatureMap
 from ripple_attention.functional import check_eps, linear_attention
-from ripple_attention.fusion import FeatureSpec, Observer, WeightSpec, observe, runs_own_code
+from ripple_attention.fusion import (
+    FeatureSpec,
+    Observer,
+    WeightSpec,
+    observe,
+    replaces,
+    replaces_own,
+    runs_own_code,
+)
 from ripple_attention.heads import (
     FeatureHeads,
     NearKind,
@@ -315,7 +322,8 @@ class LinearAttention(FeatureHeads, GridAttention):
                 )
             x = x[:, self.num_prefix_tokens :].unflatten(1, grid_size)
         fuses = self._uses_kernels(x) and self._attends_as_written()
-        specs = (self.feature_map.fused_spec(), self._weight_spec()) if fuses else (None, None)
+        like = x.new_empty(0, self.num_heads, self.head_dim)
+        specs = (self._feature_spec(like), self._weight_spec(like)) if fuses else (None, None)
         return dispatch.explain(self._problem(x, *specs), self.implementation)
 
     def _between_projections(
@@ -332,9 +340,12 @@ class LinearAttention(FeatureHeads, GridAttention):
                 k, v = without_padding(k, v, key_padding_mask)
         if not (self._uses_kernels(x) and self._attends_as_written()):
             return self.attend(q, k, v, key_padding_mask)
-        features, weights = self.feature_map.fused_spec(), self._weight_spec()
+        features = self._feature_spec(q)
+        if features is None:
+            return self.attend(q, k, v, key_padding_mask)
+        weights = self._weight_spec(v)
         problem = self._problem(x, features, weights)
-        if features is None or dispatch.choose(problem, self.implementation) != "fused":
+        if dispatch.choose(problem, self.implementation) != "fused":
             return self.attend(q, k, v, key_padding_mask)
         if v.dtype != problem.dtype:  # from a projection of a user's own
             return self.attend(q, k, v, key_padding_mask)
@@ -343,15 +354,15 @@ class LinearAttention(FeatureHeads, GridAttention):
         observe(self.feature_map, qkv[:, :, :, 0], qkv[:, :, :, 1])
         return self._attend_fused(qkv, key_padding_mask, features, weights)
 
+    @replaces(attend)
     def _attend_fused(
         self, qkv: Tensor, mask: Tensor | None, features: FeatureSpec, weights: WeightSpec | None
     ) -> Tensor:
         """What `attend` computes, all of it by kernels, from qkv (B, H, W, 3, N, D)."""
-        return fused_linear_attention(qkv, mask, features, self.eps)
+        return fused_linear_attention(qkv, mask, features, check_eps(self.eps))
 
     def _attends_as_written(self) -> bool:
-        """Whether `_attend_fused` computes what `attend` does: neither was changed alone."""
-        return "attend" not in vars(self) and _defines_both(type(self))  # type: ignore[arg-type]
+        return replaces_own(self, type(self)._attend_fused)
 
     def extra_repr(self) -> str:
         return f"eps={self.eps}"
@@ -513,13 +524,3 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-@cache
-def _defines_both(kind: type) -> bool:
-    """Whether layers of this kind take `attend` and `_attend_fused` from the same class."""
-
-    def definer(name: str) -> type:
-        return next(parent for parent in kind.__mro__ if name in vars(parent))
-
-    return definer("attend") is definer("_attend_fused")

@@ -88,6 +88,14 @@ def check_operands(
             f"partition must be a Partition; got {shorten(partition)}. "
             "Use chebyshev(max_distance) or logarithmic(max_distance)."
         )
+    check_weights(spatial_weights, v, partition, prefix_groups)
+    check_mask(key_padding_mask, v)
+
+
+def check_weights(
+    spatial_weights: Tensor, v: Tensor, partition: Partition, prefix_groups: int = 0
+) -> None:
+    """Refuses weights that are not those of these values for a partition."""
     check_dense("spatial_weights", spatial_weights)
     expected = (*v.shape[:-1], prefix_groups + partition.num_groups)
     if spatial_weights.shape != expected:
@@ -108,7 +116,6 @@ def check_operands(
             "spatial_weights must be on the device of v; got "
             f"{str(spatial_weights.device)=} and {str(v.device)=}. Move them with .to(v.device)."
         )
-    check_mask(key_padding_mask, v)
 
 
 def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:

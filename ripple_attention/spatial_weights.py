@@ -19,7 +19,7 @@ from ripple_attention.checks import (
     shorten,
 )
 from ripple_attention.fusion import WeightSpec, are_plain, runs_own_code, stands_for
-from ripple_attention.ops.common import autocast_dtype
+from ripple_attention.ops.common import autocast_unites
 
 WeightKind = Literal["stick-breaking", "fixed", "softmax", "truncated"]
 Tail = Literal["share", "printed"]
@@ -179,7 +179,8 @@ class SpatialWeights(nn.Module):
                 "values must be on the device of the spatial weights' parameters; got "
                 f"{str(v.device)=} and {str(own.device)=}. Move one of them with .to(...)."
             )
-        if v.dtype != own.dtype and self._needs_its_type(v):
+        plain = self.kind != "fixed" and runs_own_code(self.proj, nn.Linear)
+        if plain and v.dtype != own.dtype and not autocast_unites(own, v):
             raise ValueError(
                 "values must have the type of the spatial weights' parameters, unless autocast is "
                 f"on; got {v.dtype=} and {own.dtype=}. Convert one of them with .to(...)."
@@ -196,22 +197,34 @@ class SpatialWeights(nn.Module):
             weights = F.pad(weights[..., :-1], (0, 1))
         return weights
 
-    def _needs_its_type(self, v: Tensor) -> bool:
-        plain = self.kind != "fixed" and runs_own_code(self.proj, nn.Linear)
-        return plain and autocast_dtype(v) is None
+    def _takes(self, v: Tensor) -> bool:
+        """Whether parameters of the module's own kind take these values."""
+        own = self.embedding
+        if v.shape[-2:] != (self.num_heads, self.value_dim) or v.device != own.device:
+            return False
+        return v.dtype == own.dtype or autocast_unites(own, v)
 
     def fused_spec(self) -> WeightSpec | None:
         """What a kernel may compute in place of this module, or None."""
         if self.kind == "fixed" or (self.kind != "softmax" and self.tail != "share"):
             return None
-        if not (runs_own_code(self, SpatialWeights) and runs_own_code(self.proj, nn.Linear)):
+        proj = self.proj
+        if not (runs_own_code(self, SpatialWeights) and runs_own_code(proj, nn.Linear)):
             return None
-        weight, bias, embedding = self.proj.weight, self.proj.bias, self.embedding
+        weight, bias, embedding = proj.weight, proj.bias, self.embedding
         if not are_plain(weight, bias, embedding) or bias is None:
             return None
-        if weight.shape != (embedding.shape[-1],) * 2:
+        E, threshold = self.value_dim, self.halt_threshold
+        if not (weight.shape == (E, E) and bias.shape == (E,)):
+            return None
+        shape = embedding.shape
+        if not (len(shape) == 3 and shape[0] == self.num_heads and shape[2] == E):
+            return None
+        if not weight.dtype == bias.dtype == embedding.dtype:
             return None
         sticks, truncated = self.kind != "softmax", self.kind == "truncated"
+        if sticks and not (type(self.balanced) is bool and _is_threshold(threshold)):
+            return None
         return WeightSpec(
             weight,
             bias,
@@ -219,7 +232,7 @@ class SpatialWeights(nn.Module):
             sticks,
             sticks and self.balanced,
             truncated,
-            self.halt_threshold,
+            threshold,
         )
 
     def extra_repr(self) -> str:
@@ -231,9 +244,13 @@ def _left_before(weights: Tensor) -> Tensor:
     return weights.flip(-1).cumsum(-1).flip(-1)
 
 
+def _is_threshold(x: float) -> bool:
+    number = isinstance(x, int | float) and not isinstance(x, bool)
+    return number and 0 <= x <= 1
+
+
 def _check_halting(threshold: float, tail: str) -> None:
-    number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-    if not number or not 0 <= threshold <= 1:
+    if not _is_threshold(threshold):
         raise ValueError(
             f"the halting threshold must lie in [0, 1]; got threshold={shorten(threshold)}. "
             "0 never halts."

@@ -153,6 +153,43 @@ def stack_bytes(binary):
     return int(re.search(r"STACK:(\d+)", shown.stdout + shown.stderr)[1])
 
 
+def unwritten_registers(machine_code):
+    """Instructions that read a uniform register which none before them has written.
+
+    Among these registers are the descriptors of operands in shared memory, `gdesc`, four a product:
+    two of each operand, of which the first two are unused where it is in registers itself.
+    """
+    written, found = set(), []
+    for instruction in re.findall(r"/\*[0-9a-f]{4,}\*/\s+(.*?) ;", machine_code):
+        name, _, rest = re.sub(r"^@!?\w+ ", "", instruction).partition(" ")
+        operands, target = re.sub(r"(!?UP[T\d], )*", "", rest, count=1), set()
+        if re.match(r"U|R2UR|S2UR|REDUX|VOTEU", name) and operands.startswith("UR"):
+            first, _, operands = operands.partition(", ")
+            target = {first.removeprefix("UR")}
+            if re.search(r"\.64|WIDE", name):
+                target.add(str(int(*target) + 1))
+        read = set(re.findall(r"\bUR(\d+)", operands))
+        for first in re.findall(r"gdesc\[UR(\d+)\]", operands):
+            in_registers = re.match(r"R\d+, R\d+, gdesc", operands)
+            read -= {first}
+            read |= {str(int(first) + i) for i in range(2 if in_registers else 0, 4)}
+        if read - written:
+            found.append(instruction)
+        written |= target
+    return found
+
+
+def disassemble(binary):
+    """The machine code of a compiled kernel, as text."""
+    import triton
+
+    tool = Path(triton.__file__).parent / "backends/nvidia/bin/nvdisasm"
+    with NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(binary.asm["cubin"])
+        file.flush()
+        return subprocess.run([tool, "-c", file.name], capture_output=True, text=True).stdout
+
+
 if HERE:
     repair_interpreter()
 

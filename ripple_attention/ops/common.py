@@ -31,6 +31,11 @@ def autocast_dtype(x: Tensor) -> torch.dtype | None:
     return torch.get_autocast_dtype(kind)
 
 
+def autocast_unites(x: Tensor, y: Tensor) -> bool:
+    """Whether autocast gives both one type where they meet: it casts no float64."""
+    return autocast_dtype(y) is not None and torch.float64 not in (x.dtype, y.dtype)
+
+
 def without_autocast(x: Tensor) -> AbstractContextManager:
     """Keeps autocast out of a block of code that works on x."""
     if autocast_dtype(x) is None:

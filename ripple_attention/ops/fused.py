@@ -81,8 +81,9 @@ def _register(
         ctx.options = inputs[tensors:]
 
     def differentiate(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        given = ctx.saved_tensors[len(kept) :]
-        gradients = list(backward(*grads[:results], *ctx.saved_tensors, *ctx.options))
+        saved = ctx.saved_tensors  # once: checkpoints unpack them no second time
+        given = saved[len(kept) :]
+        gradients = list(backward(*grads[:results], *saved, *ctx.options))
         if has_mask:
             gradients.insert(1, None)
         found = (None if x is None else g for x, g in zip(given, gradients, strict=True))

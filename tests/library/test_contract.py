@@ -123,7 +123,7 @@ def test_auto_takes_tiles_for_small_reach_and_shared_sums_for_wide_groups():
 def test_auto_runs_what_explain_says(good, capsys):
     q, k, v, weights, _ = good.values()
     told = explain(q, k, v, weights, partition=PARTITION)
-    assert f"{told:13} runs: " in capsys.readouterr().out
+    assert f"{told:16} runs: " in capsys.readouterr().out
     run = lambda name: ripple_attention(q, k, v, weights, partition=PARTITION, implementation=name)
     assert torch.equal(run("auto"), run(told))
 

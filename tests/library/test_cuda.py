@@ -1,6 +1,7 @@
 """The same promises on a GPU. Skipped, visibly, where there is none."""
 
 from functools import partial
+from itertools import product
 from random import Random
 
 import pytest
@@ -133,6 +134,40 @@ def test_every_reach(reach, widths, dtype):
     assert not is_single_window(*grid, [reach])
     options = {"dtype": dtype, "features": features, "value_dim": value_dim, "batch": 1}
     inputs = make_inputs(grid, partition, **options)
+    assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
+
+
+@pytest.fixture
+def poisoned_shared_memory(monkeypatch):
+    """Whatever a kernel reads of shared memory that it has not written is NaN."""
+    from ripple_attention.ops.kernels import launch
+
+    plain, poison = launch._launch_once, torch.full((4096, 4096), torch.nan, device="cuda")
+    poison = poison.bfloat16()
+
+    def launch_once(*arguments):
+        torch.mm(poison, poison)  # its tiles fill the memory of every multiprocessor
+        plain(*arguments)
+
+    monkeypatch.setattr(launch, "_launch_once", launch_once)
+
+
+EIGHTS = range(8, 129, 8)
+ODD_WIDTHS = (1, 5, 9, 13, 20, 31, 33, 36, 50, 63, 65, 100, 127)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("poisoned_shared_memory")
+@pytest.mark.parametrize(
+    "widths",
+    [*product(EIGHTS, EIGHTS), *product(ODD_WIDTHS, (5, 31, 36, 50, 64, 127))],
+    ids=str,
+)
+def test_every_width(widths):
+    """Each compiles to kernels of its own, and ptxas 12.8 made some of them wrong."""
+    partition, (features, value_dim) = Partition((7,)), widths
+    options = {"features": features, "value_dim": value_dim, "batch": 1}
+    inputs = make_inputs((31, 29), partition, dtype=torch.bfloat16, **options)
     assert_within_twice("tiled", partition, tuple(x.cuda() for x in inputs), eps=0.5)
 
 

@@ -50,6 +50,24 @@ def test_every_algorithm_by_kernels_takes_the_window(name):
         assert relative_error(ours, reference) < 3e-6, key
 
 
+@pytest.mark.parametrize("near", ["features", "softmax"])
+@interpreted
+def test_layers_with_prefix_tokens_compile_as_one_graph(near):
+    torch.manual_seed(0)
+    layer = RippleAttention(
+        16, 2, max_distance=2, near=near, num_prefix_tokens=2, implementation="tiled_triton"
+    )
+    x = torch.randn(1, 2 + 20, 16)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    expected, got = layer(x, grid_size=(4, 5)), compiled(x, grid_size=(4, 5))
+    assert relative_error(got, expected) < 1e-6
+    parameters = tuple(layer.parameters())
+    ours, reference = (
+        torch.autograd.grad(out.square().sum(), parameters) for out in (got, expected)
+    )
+    assert all(relative_error(a, b) < 1e-5 for a, b in zip(ours, reference, strict=True))
+
+
 @pytest.mark.parametrize("mode", ["whole", "tiles"])
 @interpreted
 def test_strides_do_not_matter_and_nothing_is_left_unwritten(mode):

@@ -136,7 +136,7 @@ def test_fused_layers_keep_what_is_not_finite(kind, feature_map):
     options = {"max_distance": 1} if kind is RippleAttention else {}
     make = partial(kind, 16, num_heads=2, feature_map=feature_map, eps=0.0, **options)
     layer = make()
-    specs = layer.feature_map.fused_spec(), layer._weight_spec()
+    specs = layer.feature_map.fused_spec(), layer._weight_spec(qkv[:, :, :, 2])
     got = gradients(lambda x: layer._attend_fused(x, None, *specs), (qkv,))
     wide = make().double()
     wide.load_state_dict(layer.state_dict())

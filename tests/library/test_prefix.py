@@ -1,12 +1,14 @@
 """Tokens in front of the grid's, that have no place on it: class, register and text tokens."""
 
 import re
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from near_inputs import CASES, GRIDS, compare, definition, make_near, masks, run
-from torch import nn
+from torch import distributed, nn
+from torch.utils.checkpoint import checkpoint
 
 from inputs import relative_error
 from ripple_attention import (
@@ -153,6 +155,57 @@ def test_derivatives_that_custom_operators_lack_are_taken_by_the_definition(near
         layer.implementation = implementation
         _, got = torch.func.jvp(run, (x,), (tangent,))
         assert relative_error(got, numeric) < 1e-7
+
+
+@pytest.mark.parametrize("implementation", ALL)
+def test_gradcheck_beside_features(implementation):
+    partition = chebyshev(2)
+    _, _, q, k, v, weights, _, _, prefix_v = (
+        x[:1] for x in make_near((2, 3), partition, 2, heads=1, width=2, features=2)
+    )
+    prefix_k = torch.rand_like(prefix_v[..., :2])
+
+    def function(q, k, v, weights, prefix_k, prefix_v):
+        return ripple_attention(
+            q, k, v, weights, partition=partition, prefix_k=prefix_k, prefix_v=prefix_v,
+            implementation=implementation, eps=0.5,
+        )  # fmt: skip
+
+    leaves = tuple(x.clone().requires_grad_() for x in (q, k, v, weights, prefix_k, prefix_v))
+    assert torch.autograd.gradcheck(function, leaves)
+
+
+@pytest.mark.parametrize("near", KINDS)
+def test_autocast_sums_in_float32(near):
+    layer, x = RippleAttention(12, 2, near=near, num_prefix_tokens=2), torch.randn(2, 2 + 35, 12)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = layer(x, grid_size=(7, 5))
+    assert out.dtype == torch.bfloat16
+    assert relative_error(out, layer(x, grid_size=(7, 5))) < 0.02
+
+
+@pytest.mark.parametrize("implementation", ["naive", "tiled"])
+@pytest.mark.parametrize("near", KINDS)
+def test_gradients_repeat_bit_for_bit_and_pass_through_ddp_and_checkpoints(near, implementation):
+    layer = RippleAttention(
+        12, 2, near=near, num_prefix_tokens=2, implementation=implementation, max_distance=2
+    )
+    x, options = torch.randn(2, 2 + 20, 12), {"grid_size": (4, 5)}
+
+    def gradients(run):
+        layer.zero_grad()
+        run(x, **options).square().sum().backward()
+        return [parameter.grad.clone() for parameter in layer.parameters()]
+
+    expected = gradients(layer)
+    found = [gradients(layer), gradients(partial(checkpoint, layer, use_reentrant=False))]
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        found.append(gradients(nn.parallel.DistributedDataParallel(layer)))
+    finally:
+        distributed.destroy_process_group()
+    for grads in found:
+        assert all(torch.equal(a, b) for a, b in zip(grads, expected, strict=True))
 
 
 class Model(nn.Module):

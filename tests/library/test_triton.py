@@ -19,9 +19,11 @@ from kernels import (
     AbsentGPU,
     CompileOnly,
     assert_within_twice,
+    disassemble,
     interpreted,
     needs_triton,
     run,
+    unwritten_registers,
     use_tiles,
 )
 from ripple_attention import (
@@ -595,6 +597,47 @@ def test_every_kernel_of_pairs_compiles(compile_for, width, capability):
 def test_odd_shapes_compile(compile_for, grid, width, partition, capability):
     for name, binary in compile_for(capability, torch.bfloat16, width, grid, partition):
         assert binary.metadata.shared <= 99 * 1024, name
+
+
+def test_a_register_that_is_read_before_it_is_written_is_found():
+    """As ptxas 12.8.93 makes it of 24 features, 50 value channels and tiles of 64 queries."""
+    wrong = """
+        /*0070*/                   ULDC.64 UR12, c[0x0][0x208] ;
+        /*45e0*/                   USHF.R.U32.HI UR18, URZ, 0x4, UR12 ;
+        /*4600*/                   UIADD3 UR14, UP0, UR4, 0x40, URZ ;
+        /*4690*/                   UIADD3 UR16, UP1, UR18, 0x2, URZ ;
+        /*46b0*/                   UIADD3 UR4, UR13, 0x4000, URZ ;
+        /*4730*/                   USGXT.U32 UR15, UR4, 0xe ;
+        /*4840*/              @!P0 LDG.E.128 R8, desc[UR12][R24.64] ;
+        /*8a50*/                   HGMMA.64x32x16.F32.BF16 R24, gdesc[UR12].tnspB, R24 ;
+        /*8ad0*/                   HGMMA.64x32x16.F32.BF16 R24, R8, gdesc[UR12].tnspB, R24, gsb0 ;
+        /*8b10*/                   HGMMA.64x32x16.F32.BF16 R24, gdesc[UR16].tnspB, R24 ;
+"""
+    first, second = unwritten_registers(wrong)
+    assert first.startswith("UIADD3 UR14, UP0, UR4")
+    assert second.startswith("HGMMA") and "UR16" in second  # UR17 and UR19 hold nothing
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize(
+    ("features", "value_dim"),
+    [
+        *((24, 50), (64, 64)),
+        *(
+            pytest.param(features, value_dim, marks=pytest.mark.slow)
+            for features in (9, 13, *range(8, 65, 8))
+            for value_dim in (31, 36, *range(8, 65, 8))
+        ),
+    ],
+)
+def test_machine_code_reads_no_register_before_it_is_written(compile_for, features, value_dim):
+    options = {"partition": Partition((7,)), "features": features}
+    products = 0
+    for name, binary in compile_for(90, torch.bfloat16, value_dim, (31, 29), **options):
+        code = disassemble(binary)
+        products += "HGMMA" in code
+        assert "EXIT" in code and not unwritten_registers(code), name
+    assert products or max(features, value_dim) <= 32
 
 
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")

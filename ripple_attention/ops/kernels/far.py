@@ -37,7 +37,7 @@ TYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: 
 
 
 @triton.jit
-def _load_state(
+def _load_sums(
     base, head, M: tl.constexpr, E: tl.constexpr, PADDED_M: tl.constexpr, PADDED_E: tl.constexpr,
 ):  # fmt: skip
     """The sums of a head, of (B, N, E+1, M): (PADDED_E, PADDED_M) and, of the ones, (PADDED_M)."""

@@ -19,7 +19,7 @@ from ripple_attention.ops.kernels.common import (
     _store,
     _token,
 )
-from ripple_attention.ops.kernels.far import _load_state, _sum_chunks, _sum_state, _times_state
+from ripple_attention.ops.kernels.far import _load_sums, _sum_chunks, _sum_state, _times_state
 from ripple_attention.ops.kernels.launch import launch
 
 TOKENS_AT_ONCE = 64
@@ -37,7 +37,7 @@ def linear_kernel(
     inside = row < H
     q += b * q_strides[0] + n * q_strides[3]
     query = _load(q, _offsets(row, column, q_strides, True), inside, M, PADDED_M)
-    sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
+    sums, ones = _load_sums(state, b * N + n, M, E, PADDED_M, PADDED_E)
     numerator = _times_state(query, tl.trans(sums))
     result = tl.sum(query.to(tl.float32) * ones[None, :], 1) + eps
     quotient = _quotient(numerator, result[:, None], query.dtype)
@@ -64,7 +64,7 @@ def linear_query_gradient_kernel(
     projection = tl.sum(upstream.to(tl.float32) * result.to(tl.float32), 1)
     scale = tl.load(denominator + token, mask=inside, other=0.0)
     scale = _inverse(scale, upstream.dtype)
-    sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
+    sums, ones = _load_sums(state, b * N + n, M, E, PADDED_M, PADDED_E)
     pull = _times_state(upstream, sums) - projection[:, None] * ones[None, :]
     _store(grad_q, token * M, inside, scale[:, None] * pull, M, PADDED_M)
     tl.store(delta + token, projection, mask=inside)
@@ -86,7 +86,7 @@ def linear_key_gradient_kernel(
     v += b * v_strides[0] + n * v_strides[3]
     key = _load(k, _offsets(row, column, k_strides, True), inside, M, PADDED_M)
     value = _load(v, _offsets(row, column, v_strides, True), inside, E, PADDED_E)
-    sums, ones = _load_state(state, b * N + n, M, E, PADDED_M, PADDED_E)
+    sums, ones = _load_sums(state, b * N + n, M, E, PADDED_M, PADDED_E)
     token = _token(b, n, row, column, H, W, N, True)
     _store(grad_k, token * M, inside, _times_state(value, sums) + ones[None, :], M, PADDED_M)
     _store(grad_v, token * E, inside, _times_state(key, tl.trans(sums)), E, PADDED_E)

@@ -81,7 +81,7 @@ def _corner_of(base, strides, b, start, n):
 
 
 @triton.jit
-def _block(block, b, n, L, mask, mask_strides, MASKED: tl.constexpr, TOKENS: tl.constexpr):
+def _tokens_of(block, b, n, L, mask, mask_strides, MASKED: tl.constexpr, TOKENS: tl.constexpr):
     """A block's first token, its tokens from there, which are in the image, and which present."""
     start, index = block.to(tl.int64) * TOKENS, tl.arange(0, TOKENS)
     inside = start + index < L
@@ -113,7 +113,7 @@ def _load_next(
     MASKED: tl.constexpr, TOKENS: tl.constexpr, BLOCKS: tl.constexpr,
 ):
     """A block of a chunk, zero where not present, and zero beyond the chunk."""
-    start, index, _, present = _block(
+    start, index, _, present = _tokens_of(
         chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
     return _load_block(x, strides, b, start, index, n, present & (block < BLOCKS), D, PADDED_D)
 
@@ -139,7 +139,7 @@ def _map_chunk(
         token = upcoming
         upcoming = _load_next(x, x_strides, chunk, block + 1, b, n, L, mask, mask_strides, D,
                               PADDED_D, MASKED, TOKENS, BLOCKS)
-        start, index, inside, present = _block(
+        start, index, inside, present = _tokens_of(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
         wide = token.to(tl.float32)
         scale, _ = _length(wide, factor, D, UNIT, HARDWARE)
@@ -185,7 +185,7 @@ def _weigh_chunk(
                               PADDED_D, MASKED, TOKENS, BLOCKS)
         weights = _weights_of(value, vectors, constants, threshold, G, STICKS, TRUNCATED, dtype,
                               PRECISION, HARDWARE)
-        start, index, inside, _ = _block(
+        start, index, inside, _ = _tokens_of(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, False, TOKENS)
         _store_block(alpha, alpha_strides, b, start, index, n, inside, weights, G, PADDED_G)
 
@@ -277,7 +277,7 @@ def _map_gradient_chunk(
             totals = (half, half, tl.zeros((width, PADDED_D), tl.float32))
         bias_total = tl.zeros((16, PADDED_M), tl.float32)
         for block in range(BLOCKS):
-            start, index, inside, present = _block(
+            start, index, inside, present = _tokens_of(
                 chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
             upstream = _load_block(
                 grad_phi, grad_phi_strides, b, start, index, n, present, M, PADDED_M)
@@ -381,7 +381,7 @@ def weight_gradient_kernel(
     vector_total = tl.zeros((PADDED_G, PADDED_D), tl.float32)
     constant_total = tl.zeros((TOKENS, PADDED_G), tl.float32)  # summed once, at the end
     for block in range(BLOCKS):
-        start, index, inside, present = _block(
+        start, index, inside, present = _tokens_of(
             chunk * BLOCKS + block, b, n, L, mask, mask_strides, MASKED, TOKENS)
         value = _load_block(v, v_strides, b, start, index, n, present, D, PADDED_D)
         upstream = _load_block(
