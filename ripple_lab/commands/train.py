@@ -142,8 +142,9 @@ def predict(
     """
     check_device(device)
     checkpoint, images = checkpoint_and_pictures(paths)
+    from ripple_lab.data.pictures import open_image
     from ripple_lab.train.checkpoint import find_weights, read_description
-    from ripple_lab.train.evaluate import ObjectFinder, Predictor, open_image
+    from ripple_lab.train.evaluate import ObjectFinder, Predictor
 
     weights = find_weights(checkpoint, ema)
     recipe, classes = read_description(weights)

@@ -122,7 +122,7 @@ def operators():
     for more in ({}, {"near": near}):
         seen = given(run, **one_more, partition=PARTITION, **more)
         yield (
-            f"ripple_attention with prefix tokens {more and 'near'}",
+            f"ripple_attention with prefix tokens, {'by softmax' if more else 'by features'}",
             [
                 *in_place(seen, prefix | {"prefix_padding_mask": prefix_mask}),
                 ("one weight too few", given(seen, **prefix, spatial_weights=WEIGHTS)),
