@@ -57,6 +57,15 @@ def check_choice(what: str, value: Any, known: Iterable[str]) -> str:
     return value
 
 
+def check_module(name: str, value: Any) -> None:
+    """Refuses what is no module."""
+    if not isinstance(value, torch.nn.Module):
+        raise TypeError(
+            f"{name} must be an nn.Module; got {shorten(value)} of type {type(value).__name__}. "
+            "Several go in one nn.ModuleList, a class is called first."
+        )
+
+
 def check_dtype(dtype: Any) -> None:
     """Refuses a type that parameters cannot have."""
     if dtype is not None and dtype not in DTYPES:

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ripple_attention import dispatch
 from ripple_attention.checks import (
+    REMEDY,
+    check_floats,
     check_number,
     describe,
     holds_floats,
@@ -24,7 +26,6 @@ from ripple_attention.operands import (
     in_function_transform,
     is_exporting,
     is_transformed,
-    shapes,
 )
 from ripple_attention.ops.common import (
     accumulation_dtype,
@@ -172,14 +173,9 @@ def ripple_attention(
     dispatch.check_implementation(implementation)
     check_eps(eps)
     q, k, v = in_autocast_type(q, k, v)
-    if not (near is None and prefix_k is None and prefix_v is None):
-        prefix = _checked_prefix(prefix_k, prefix_v, prefix_padding_mask, v)
-        if prefix_k is not None and prefix_k.shape[-1] != (q if near is None else near.q).shape[-1]:
-            raise ValueError(
-                "prefix_k must have the width of the queries it meets: of q, or of near.q; "
-                f"got {shapes(prefix_k=prefix_k, q=q if near is None else near.q)}"
-            )
-        parts = q, k, v, spatial_weights, partition, near, prefix
+    given = prefix_k, prefix_v, prefix_padding_mask
+    if near is not None or any(x is not None for x in given):
+        parts = q, k, v, spatial_weights, partition, near, given
         return _with_shares(*parts, key_padding_mask, implementation, eps)
     check_operands(q, k, v, spatial_weights, partition, key_padding_mask)
     if not is_exporting() and v.numel() == 0:
@@ -204,19 +200,22 @@ def _with_shares(
     spatial_weights: Tensor,
     partition: Partition,
     near: NearSoftmax | None,
-    prefix: Prefix | None,
+    given: tuple[Tensor | None, Tensor | None, Tensor | None],
     mask: Tensor | None,
     implementation: str,
     eps: float,
 ) -> Tensor:
     """`ripple_attention` where near tokens weigh by softmax, or there are prefix tokens, or both.
 
-    Features make one share of the mean; the window and the prefix tokens make another.
+    Features make one share of the mean; the window and the prefix tokens make another. `given` are
+    keys, values and mask of prefix tokens.
     """
-    check_operands(q, k, v, spatial_weights, partition, mask, 0 if prefix is None else 1)
+    some = any(x is not None for x in given)
+    check_operands(q, k, v, spatial_weights, partition, mask, 1 if some else 0)
     first_far = 0
     if near is not None:
         near, first_far = _checked_near(near, v, partition)
+    prefix = _checked_prefix(*given, q if near is None else near.q, v)
     if not is_exporting() and v.numel() == 0:
         return v + 0 * (q.sum() + k.sum() + spatial_weights.sum()).to(v.dtype)
     if mask is not None:
@@ -279,36 +278,45 @@ def _checked_near(near: NearSoftmax, v: Tensor, partition: Partition) -> tuple[N
     return near._replace(q=q, k=k, far_scale=near.far_scale.to(accumulation_dtype(v))), first_far
 
 
-def _are_alike(k: Tensor, v: Tensor) -> bool:
-    """Whether both are (B, P, N, channels) of the same tokens, of which there are some."""
-    return k.dim() == v.dim() == 4 and k.shape[:-1] == v.shape[:-1] and k.shape[1] > 0
-
-
 def _checked_prefix(
-    k: Tensor | None, v: Tensor | None, mask: Tensor | None, like: Tensor
+    k: Tensor | None, v: Tensor | None, mask: Tensor | None, queries: Tensor, values: Tensor
 ) -> Prefix | None:
-    """Keys, values and mask of prefix tokens, or None where there are none."""
-    if k is None and v is None:
+    """Keys, values and mask of prefix tokens, or None where there are none.
+
+    Args:
+        queries: Of the grid, which meet the keys.
+        values: Of the grid.
+    """
+    if k is None and v is None and mask is None:
         return None
-    if k is None or v is None or not _are_alike(k, v):
-        got = {name: None if x is None else tuple(x.shape) for name, x in {"k": k, "v": v}.items()}
+    alike = holds_floats(k) and holds_floats(v) and k.dim() == v.dim() == 4  # type: ignore[union-attr]
+    if k is None or v is None or not alike or k.shape[:-1] != v.shape[:-1] or k.shape[1] == 0:
         raise ValueError(
-            "prefix_k and prefix_v come together, as (B, P, N, channels) of one batch, number "
-            f"P ≥ 1 and heads; got shapes {got}"
-        )
-    if v.shape[0] != like.shape[0] or v.shape[2:] != like.shape[3:]:
-        raise ValueError(
-            "prefix_v must be (B, P, N, E) with the batch, heads and width of v; "
-            f"got {shapes(prefix_v=v, v=like)}"
-        )
-    if mask is not None and (mask.dtype != torch.bool or mask.shape != k.shape[:2]):
-        raise ValueError(
-            f"prefix_padding_mask must be bool (B, P) = {tuple(k.shape[:2])}, True for padded "
-            f"tokens; got {mask.dtype=} and {shapes(mask=mask)}"
+            "prefix_k and prefix_v come together, as floating-point tensors (B, P, N, channels) of "
+            f"one batch, number P ≥ 1 and heads; got {describe(k)} and {describe(v)}. {REMEDY}"
         )
     k, v = in_autocast_type(k, v)
-    if mask is not None:
-        k, v = (x.masked_fill(mask[..., None, None], 0) for x in (k, v))
+    for name, x, other in (("prefix_k", k, queries), ("prefix_v", v, values)):
+        like = (other.shape[0], *other.shape[3:])
+        if (x.shape[0], *x.shape[2:]) != like or (x.dtype, x.device) != (other.dtype, other.device):
+            raise ValueError(
+                f"{name} must have the batch, heads, width, type and device of the grid's; got "
+                f"{describe(x)} beside {describe(other)}. Keys go with the queries that they "
+                "meet, q or near.q, and values with v."
+            )
+    if mask is None:
+        return Prefix(k, v, mask)
+    if not isinstance(mask, Tensor) or mask.layout is not torch.strided or mask.is_nested:
+        raise ValueError(
+            "prefix_padding_mask must be a bool tensor (B, P), a dense one; got "
+            f"{describe(mask)}. {REMEDY}"
+        )
+    if mask.dtype != torch.bool or mask.shape != k.shape[:2] or mask.device != v.device:
+        raise ValueError(
+            f"prefix_padding_mask must be bool (B, P) = {tuple(k.shape[:2])} on {v.device}, True "
+            f"for padded tokens; got {describe(mask)}. A 0/1 mask needs .bool()."
+        )
+    k, v = (x.masked_fill(mask[..., None, None], 0) for x in (k, v))
     return Prefix(k, v, mask)
 
 
@@ -357,6 +365,8 @@ def explain(
     """
     dispatch.check_implementation(implementation)
     q, k, v = in_autocast_type(q, k, v)
+    if prefix_k is not None:
+        check_floats("prefix_k", prefix_k, "(B, P, N, channels)")
     check_operands(q, k, v, spatial_weights, partition, None, 0 if prefix_k is None else 1)
     if near is not None:
         near, first_far = _checked_near(near, v, partition)

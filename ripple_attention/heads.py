@@ -22,6 +22,7 @@ from ripple_attention.checks import (
     check_pair,
     describe,
     holds_floats,
+    shorten,
 )
 from ripple_attention.dispatch import Problem
 from ripple_attention.feature_maps import FeatureMap, create_feature_map
@@ -463,7 +464,18 @@ def make_feature_map(
     **made: Any,
 ) -> FeatureMap:
     """A map by name, or the map itself."""
+    if not isinstance(options, dict | None):
+        raise TypeError(
+            "feature_map_options must be a dict of the map's arguments; got "
+            f"{shorten(options)}. As in {{'scaling': 'unit'}}."
+        )
     if isinstance(feature_map, FeatureMap):
+        if feature_map.head_dim != head_dim:
+            raise ValueError(
+                "a feature map takes the heads that it was made for; got "
+                f"{feature_map.head_dim=} and heads of {head_dim} channels. "
+                f"Make it with head_dim={head_dim}."
+            )
         _check_made(feature_map, num_features, options)
         return feature_map
     if not isinstance(feature_map, str):

@@ -15,6 +15,7 @@ from ripple_attention.checks import (
     check_count,
     check_dtype,
     check_flag,
+    check_module,
     check_number,
     describe,
     holds_floats,
@@ -274,17 +275,6 @@ class LinearAttention(FeatureHeads, GridAttention):
         super().__init__(
             dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop, device=device, dtype=dtype
         )
-        if not isinstance(feature_map_options, dict | None):
-            raise TypeError(
-                "feature_map_options must be a dict of the map's arguments; got "
-                f"{shorten(feature_map_options)}. As in {{'scaling': 'unit'}}."
-            )
-        if isinstance(feature_map, FeatureMap) and feature_map.head_dim != self.head_dim:
-            raise ValueError(
-                "a feature map takes the heads that it was made for; got "
-                f"{feature_map.head_dim=} and heads of dim / num_heads = {self.head_dim} channels. "
-                f"Make it with head_dim={self.head_dim}."
-            )
         if attn_drop != 0:
             raise ValueError(
                 f"{type(self).__name__} forms no matrix of probabilities to drop from, so "
@@ -502,11 +492,7 @@ def record_spatial_weights(model: nn.Module) -> Iterator[dict[str, Tensor]]:
     """
     recorded: dict[str, Tensor] = {}
     handles = []
-    if not isinstance(model, nn.Module):
-        raise TypeError(
-            f"record_spatial_weights needs a model, an nn.Module; got {shorten(model)}. Several "
-            "models go in one nn.ModuleList."
-        )
+    check_module("model", model)
     if not any(isinstance(module, SpatialWeights) for module in model.modules()):
         raise ValueError(
             "record_spatial_weights needs a model with RippleAttention layers; "

@@ -87,6 +87,11 @@ class Partition:
         >>> Partition.from_bounds([0, 1, -4, 1, 3]) == foveal(2, tile=4, rings=2)
         True
         """
+        if not isinstance(bounds, Sequence) or not all(type(x) is int for x in bounds):
+            raise ValueError(
+                "a partition's bounds must be a list of whole numbers, as Partition.bounds gives "
+                f"them; got {shorten(bounds)}. Without coarse rings they are radii, as [0, 1, 2]."
+            )
         end = next((i for i, bound in enumerate(bounds) if bound < 0), len(bounds))
         return cls(bounds[:end], -sum(bounds[end : end + 1]), bounds[end + 1 :])
 

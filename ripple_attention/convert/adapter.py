@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+from ripple_attention.checks import shorten
 from ripple_attention.heads import RippleHeads
 
 ADAPTERS: dict[str, type["Adapter"]] = {}
@@ -53,7 +54,7 @@ class Grid:
     def current(self) -> tuple[int, int]:
         if self.size is None:
             raise ValueError(
-                "the grid is known once an image has passed the model's patches, and none has: "
+                "the grid is known once an image has passed the model's patches; got none so far: "
                 "call the model, or set ripple_grid.size = (H, W) to call its attention alone"
             )
         return self.size
@@ -114,6 +115,13 @@ def adapts(*names: str | type[nn.Module]) -> Callable[[type[Adapter]], type[Adap
 
     def register(adapter: type[Adapter]) -> type[Adapter]:
         for name in names:
+            if not isinstance(name, str) and not (
+                isinstance(name, type) and issubclass(name, nn.Module)
+            ):
+                raise TypeError(
+                    "an Adapter is for classes of modules or their full names; got "
+                    f"{shorten(name)}. A name is as 'timm.layers.attention.Attention'."
+                )
             ADAPTERS[name if isinstance(name, str) else full_name(name)] = adapter
         return adapter
 

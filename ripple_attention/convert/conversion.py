@@ -1,12 +1,14 @@
 """Converts a model, block by block, says what became of each, and takes it back."""
 
+import inspect
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from torch import nn
 
+from ripple_attention.checks import check_module, shorten
 from ripple_attention.convert.adapter import (
     ADAPTERS,
     Adapter,
@@ -22,6 +24,8 @@ from ripple_attention.heads import RippleHeads
 from ripple_attention.partition import Partition
 
 Choice = Literal["global", "all"] | Sequence[int] | Callable[[str, nn.Module], bool]
+# What a conversion reads from the attention itself, and none of its options.
+READ = frozenset({"head_dim", "num_heads", "scale", "num_prefix_tokens", "device", "dtype"})
 
 
 @dataclass(frozen=True)
@@ -68,8 +72,12 @@ def convert(
             that ripples cannot keep. The message names it.
     """
     known, unknown = find_attentions(model)
-    if any(converted(model)):
-        raise ValueError("the model holds ripples already: revert(model) first")
+    for name, _ in converted(model):
+        raise ValueError(
+            f"convert takes a model with softmax; got one that holds ripples in {name}: "
+            "revert(model) first"
+        )
+    check_options(options)
     chosen = choose(known, unknown, blocks)
     if not isinstance(partition, str | Partition):
         partition = Partition.from_bounds(partition)
@@ -123,6 +131,7 @@ def revert(model: nn.Module) -> tuple[str, ...]:
 
 def converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
     """The attentions of a model that hold ripples, by name."""
+    check_module("model", model)
     for name, module in model.named_modules():
         if isinstance(getattr(module, "ripple", None), RippleHeads):
             yield name, module
@@ -130,6 +139,7 @@ def converted(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 def find_attentions(model: nn.Module) -> tuple[list[Found], dict[str, nn.Module]]:
     """The attentions of a model that are known, and by name others that are called so."""
+    check_module("model", model)
     known_attentions()
     modules = dict(model.named_modules())
     known: list[Found] = []
@@ -161,8 +171,8 @@ def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) ->
     if not known:
         others = ", ".join(sorted({full_name(type(module)) for module in unknown.values()}))
         raise ValueError(
-            f"convert knows no attention of this model{others and f' (it has {others})'}. It knows "
-            f"{', '.join(known_attentions())}. For another, write an Adapter: see "
+            f"convert takes a model whose attentions have an Adapter; got {others or 'none'}. "
+            f"Those that have one are {', '.join(known_attentions())}. For others, write one: see "
             "ripple_attention.convert.adapts"
         )
     if callable(blocks):
@@ -172,15 +182,18 @@ def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) ->
     elif blocks == "all":
         chosen = known
     else:
-        wanted = {*blocks}
-        if not wanted <= {*range(len(known))}:
+        listed = isinstance(blocks, Collection) and not isinstance(blocks, str | Mapping)
+        if not listed or not all(type(x) is int and 0 <= x < len(known) for x in blocks):
             raise ValueError(
                 'blocks is "global", "all", numbers of blocks or a function of name and module; '
-                f"got {blocks!r} for a model of {len(known)} blocks, numbered from 0"
+                f"got {shorten(blocks)} for a model of {len(known)} blocks, numbered from 0"
             )
-        chosen = [one for one in known if one.index in wanted]
+        chosen = [one for one in known if one.index in [*blocks]]
     if not chosen:
-        raise ValueError(f"no block was chosen; got {blocks=} for a model of {len(known)} blocks")
+        raise ValueError(
+            f"at least one block is converted; got none by blocks={shorten(blocks)} of "
+            f'{len(known)}: blocks="all" takes every one'
+        )
     for one in chosen:
         reason = one.heads.refuse or one.heads.leave or unused(one)
         if reason:
@@ -200,9 +213,24 @@ def unused(one: Found) -> str:
     return f"its weights {', '.join(extra)} would go unused" if extra else ""
 
 
+def check_options(options: dict[str, Any]) -> None:
+    """Refuses what `RippleHeads` does not take, or gets from the attention."""
+    known = inspect.signature(RippleHeads).parameters.keys() - READ
+    for name in options.keys() - known:
+        raise ValueError(
+            f"options are further arguments of RippleHeads, one of {', '.join(sorted(known))}; "
+            f"got {name}"
+        )
+
+
 def make_ripple(one: Found, settings: dict[str, Any]) -> RippleHeads:
     """New ripples for an attention, where its weights are."""
-    weight = next(p for p in one.attention.parameters() if p.is_floating_point())
+    weight = next((p for p in one.attention.parameters() if p.is_floating_point()), None)
+    if weight is None:
+        raise ValueError(
+            f"an attention must have weights of floating-point numbers; got {one.name} without "
+            "any: convert the model before it is quantised"
+        )
     heads = one.heads
     ripple = RippleHeads(
         heads.head_dim,
@@ -229,8 +257,14 @@ def grid_source(one: Found, model: nn.Module, patches: str | None) -> nn.Module 
     """
     if not one.adapter.needs_grid:
         return None
-    if patches:
-        return model.get_submodule(patches)
+    if patches is not None:
+        modules = dict(model.named_modules())
+        if not isinstance(patches, str) or patches not in modules:
+            raise ValueError(
+                "patches names a module of the model whose output is (B, C, H, W), as "
+                f"'patch_embed.proj'; got {patches=!r:.80}: dict(model.named_modules()) has them"
+            )
+        return modules[patches]
     found: list[nn.Module] = []
     for owner in one.owners:
         for module in owner.modules():
@@ -241,8 +275,8 @@ def grid_source(one: Found, model: nn.Module, patches: str | None) -> nn.Module 
     if len(found) == 1:
         return found[0]
     raise ValueError(
-        f"the grid of {one.name} is read from the convolution that makes patches, and there "
-        f"{'are several' if found else 'is none'}: name the module whose output is (B, C, H, W), "
+        f"the grid of {one.name} is read from the one convolution that makes patches; got "
+        f"{len(found) or 'none'}: name the module whose output is (B, C, H, W), "
         "convert(…, patches='patch_embed.proj')"
     )
 

@@ -13,6 +13,7 @@ from transformers import AttentionInterface
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
 from transformers.models.sam2.modeling_sam2 import Sam2MultiScaleAttention
 
+from ripple_attention.checks import shorten
 from ripple_attention.convert.adapter import Adapter, Grid, Heads, adapts, refuse_mask
 from ripple_attention.convert.conversion import convert
 from ripple_attention.heads import RippleHeads
@@ -154,6 +155,12 @@ def from_pretrained(kind: type[Any], path: Any, /, **options: Any) -> Any:
         path: The folder.
         options: Of `kind.from_pretrained`.
     """
+
+    if not (isinstance(kind, type) and hasattr(kind, "from_pretrained")):
+        raise TypeError(
+            "from_pretrained takes a class of a transformers model, as Dinov2Model; got "
+            f"{shorten(kind)}. A model of timm keeps its weights by its state_dict alone."
+        )
 
     def init(self: Any, config: Any, *args: Any, **rest: Any) -> None:
         kind.__init__(self, config, *args, **rest)

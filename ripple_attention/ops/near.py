@@ -123,7 +123,7 @@ def prefix_by_features(q: Tensor, prefix: Prefix, weight: Tensor) -> tuple[Tenso
 def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     """Two means with the logarithms of their sums → those of both together."""
     nothing = torch.finfo(one[1].dtype).min  # −inf has no differences
-    logs = [x[1].clamp(min=nothing) for x in (one, other)]
+    logs = [_clamp(x[1], nothing) for x in (one, other)]
     log_sum = torch.logaddexp(*logs)
     out = sum(
         x[0] * (log - log_sum).exp().unsqueeze(-1)
@@ -134,7 +134,8 @@ def merge(one: tuple[Tensor, Tensor], other: tuple[Tensor, Tensor]) -> tuple[Ten
 
 def as_share(out: Tensor, log_sum: Tensor, log_scale: Tensor) -> tuple[Tensor, Tensor]:
     """A mean and the logarithm of its sum → numerator and denominator, in units of e^log_scale."""
-    exponent = (log_sum - log_scale).clamp(-LARGEST, LARGEST)
+    whole = log_sum.masked_fill(log_sum == torch.inf, torch.nan)  # which would be cut to be finite
+    exponent = _clamp(whole - log_scale, -LARGEST, LARGEST)
     total = exponent.exp().masked_fill(log_sum <= torch.finfo(log_sum.dtype).min, 0)
     return out * total.unsqueeze(-1), total
 
@@ -282,7 +283,12 @@ def _shifted(scores: Tensor, weights: Tensor, hidden: Tensor) -> tuple[Tensor, T
 
 def _exp(exponent: Tensor) -> Tensor:
     """e^x. What is cut is the score of a key whose weight is 0, or next to nothing."""
-    return exponent.clamp(max=LARGEST).exp()
+    return _clamp(exponent, None, LARGEST).exp()
+
+
+def _clamp(x: Tensor, least: float | None, most: float | None = None) -> Tensor:
+    """As `torch.clamp`, for which the gradient of NaN would be 0."""
+    return torch.where(x.isnan(), x, x.clamp(least, most))
 
 
 def _spread(k: Tensor) -> Tensor:

@@ -1,11 +1,13 @@
 """Blocks learn what their teacher's put out, several at once; then features, end to end."""
 
+import hashlib
 import itertools
 import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +15,17 @@ import torch
 from rich.console import Console
 from torch import Tensor, nn
 
+from ripple_attention.checks import check_count, check_number, shorten
 from ripple_attention.convert import converted
 from ripple_lab.align.learning import Features, Learning, features_of
-from ripple_lab.align.lessons import Batch
+from ripple_lab.align.lessons import Batch, check_teacher
 from ripple_lab.align.processes import is_main, share_parameters
 from ripple_lab.align.progress import AlignProgress
 from ripple_lab.files import replacing
+from ripple_lab.train.weights import CheckpointError, brief, misfit
 
 Row = dict[str, Any]
+CHECKSUM = 32  # bytes at the end of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -87,19 +92,24 @@ def align(
         A row for each step: stage, step, and the relative squared error of each block by its name,
         or of the "features".
     """
+    for name, count in (("steps", steps), ("block_steps", block_steps)):
+        check_count(name, count, 0)
+    check_count("feature_steps", feature_steps, 0)
+    for name, rate in (("learning_rate", learning_rate), ("tuning_rate", tuning_rate)):
+        check_number(name, rate, 0)
     stages = (
         Stage("ripples", steps, learning_rate),
         Stage("blocks", block_steps, tuning_rate),
         Stage("features", feature_steps, tuning_rate),
     )
+    check_teacher(model, teacher)
     blocks = dict(converted(model))
-    if not blocks:
-        raise ValueError("align takes a model that holds ripples: convert(model) first")
-    if any(converted(teacher)):
-        raise ValueError("the teacher attends by softmax: take a copy from before the conversion")
-    if iter(batches) is batches:
-        raise ValueError("batches are gone through several times: give a list or a DataLoader")
-    state = load(checkpoint)
+    if not isinstance(batches, Iterable) or iter(batches) is batches:
+        raise ValueError(
+            "batches are gone through several times, so they must be a list or a DataLoader; got "
+            f"{shorten(batches)}: list(…) makes one"
+        )
+    state = load(checkpoint, model)
     rows: list[Row] = state.get("rows", [])
     with nothing_else_changes(model, teacher), AlignProgress(console if is_main() else None) as bar:
         learn = Learning(model, teacher, features, keep_lessons)
@@ -115,7 +125,7 @@ def align(
             trained = trainable(model, blocks, stage)
             optimizer = torch.optim.AdamW(trained, weight_decay=0.0)
             if done:
-                optimizer.load_state_dict(state["optimizer"])
+                resume(optimizer, state["optimizer"], checkpoint)
             bar.begin(stage.name, stage.steps, done)
             saved = time.monotonic()
             try:
@@ -127,10 +137,10 @@ def align(
                     rows.append({"stage": stage.name, "step": done, **errors})
                     bar.show(rows[-1])
                     if time.monotonic() - saved > checkpoint_seconds:
-                        save(checkpoint, model, blocks, optimizer, rows)
+                        save(checkpoint, model, optimizer, rows)
                         saved = time.monotonic()
             finally:
-                save(checkpoint, model, blocks, optimizer, rows)
+                save(checkpoint, model, optimizer, rows)
     return rows
 
 
@@ -170,25 +180,57 @@ def forever(batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:
             raise ValueError("there are no batches to align on")
 
 
+def own_weights(model: nn.Module) -> dict[str, Tensor]:
+    """What an alignment changes: the blocks that hold ripples."""
+    own = tuple(f"{name}." for name, _ in converted(model))
+    return {name: x for name, x in model.state_dict().items() if name.startswith(own)}
+
+
 def save(
     path: Path | None,
     model: nn.Module,
-    blocks: dict[str, Any],
     optimizer: torch.optim.Optimizer,
     rows: list[Row],
 ) -> None:
-    """Writes what an alignment has changed, whole or not at all."""
+    """Writes what an alignment has changed, and a checksum, whole or not at all."""
     if path is None or not is_main():
         return
-    own = tuple(f"{name}." for name in blocks)
-    weights = {name: x for name, x in model.state_dict().items() if name.startswith(own)}
+    state = {"model": own_weights(model), "optimizer": optimizer.state_dict(), "rows": rows}
+    content = BytesIO()
+    torch.save(state, content)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part:
-        torch.save({"model": weights, "optimizer": optimizer.state_dict(), "rows": rows}, part)
+    with replacing(path) as part, part.open("wb") as file:
+        file.write(content.getbuffer())
+        file.write(hashlib.sha256(content.getbuffer()).digest())
 
 
-def load(path: Path | None) -> dict[str, Any]:
-    """What `save` wrote; nothing where there is none."""
+def load(path: Path | None, model: nn.Module) -> dict[str, Any]:
+    """What `save` wrote of such a model; nothing where there is none."""
     if path is None or not path.exists():
         return {}
-    return torch.load(path, map_location="cpu", weights_only=True)
+    content = path.read_bytes()
+    remedy = "Start anew, without --resume, or remove it"
+    if hashlib.sha256(content[:-CHECKSUM]).digest() != content[-CHECKSUM:]:
+        raise CheckpointError(f"{path} is damaged: it does not match its checksum. {remedy}")
+    try:
+        state = torch.load(BytesIO(content[:-CHECKSUM]), map_location="cpu", weights_only=True)
+        weights, _, rows = (state[name] for name in ("model", "optimizer", "rows"))
+        reason = misfit(own_weights(model), weights)
+        assert all({"stage", "step"} <= row.keys() for row in rows)
+    except Exception as error:  # of many kinds: the file may say anything
+        raise CheckpointError(
+            f"{path} is no checkpoint of `ripple align`: {brief(error)}. {remedy}"
+        ) from None
+    if reason:
+        raise CheckpointError(f"{path} is of another model or conversion: {reason}. {remedy}")
+    return state
+
+
+def resume(optimizer: torch.optim.Optimizer, state: Any, path: Path | None) -> None:
+    """Goes on with an optimizer, where its state is of such a one."""
+    try:
+        optimizer.load_state_dict(state)
+    except Exception as error:  # of many kinds, as above
+        raise CheckpointError(
+            f"{path} has another optimizer: {brief(error)}. Start anew, without --resume"
+        ) from None

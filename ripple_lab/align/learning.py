@@ -1,6 +1,7 @@
 """One step of an alignment: the errors of a batch, their gradients, and the optimizer's step."""
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -67,13 +68,26 @@ class Learning:
         optimizer.zero_grad()
         errors = self.end_to_end(batch) if end_to_end else self.by_block(index, batch)
         average_gradients(trained)
-        torch.nn.utils.clip_grad_norm_(trained, 1.0)
+        norm = float(torch.nn.utils.clip_grad_norm_(trained, 1.0))
+        for name, value in (*errors.items(), ("gradient", norm)):
+            if not math.isfinite(value):
+                raise RuntimeError(
+                    f"the alignment has diverged: {name} is {value} for batch {index}, and this "
+                    "step is not made. See that the weights and photos are sound, or try lower "
+                    "rates"
+                )
         optimizer.step()
         return errors
 
     def calibrate(self, batches: Iterable[Batch]) -> None:
         few = itertools.islice(enumerate(batches), CALIBRATED)
         lessons = [self.lessons(index, batch) for index, batch in few]
+        for name, lesson in ((n, one[n]) for one in lessons for n in self.blocks):
+            if not lesson.output.isfinite().all():
+                raise RuntimeError(
+                    f"the teacher's outputs must be finite; got infinities or NaN from {name}: see "
+                    "that its weights and the photos are sound"
+                )
         for name, attention in self.blocks.items():
             with self.precision():
                 calibrate(attention, [lesson[name] for lesson in lessons])

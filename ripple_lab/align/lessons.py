@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ripple_attention.checks import shorten
 from ripple_attention.convert import Grid, converted
 
 Batch = Tensor | dict[str, Tensor]
@@ -28,7 +29,34 @@ def run(model: nn.Module, batch: Batch) -> Any:
     return model(**batch) if isinstance(batch, dict) else model(batch)
 
 
+def check_teacher(model: nn.Module, teacher: nn.Module) -> None:
+    """Refuses a teacher that is not the model as it was before its conversion."""
+    blocks = [name for name, _ in converted(model)]
+    if not blocks:
+        raise ValueError(
+            f"the model must hold ripples; got {type(model).__name__} without: convert(model) first"
+        )
+    for name, _ in converted(teacher):
+        raise ValueError(
+            f"the teacher attends by softmax; got one with ripples in {name}: take a copy from "
+            "before the conversion"
+        )
+    theirs, ours = dict(teacher.named_parameters()), dict(model.named_parameters())
+    alike = {name: x.shape for name, x in ours.items() if ".ripple." not in name}
+    if alike != {name: x.shape for name, x in theirs.items()}:
+        raise ValueError(
+            "the teacher has the parameters that the model had before its conversion; got others, "
+            f"{len(theirs)} beside {len(alike)}: take a copy from before the conversion"
+        )
+
+
 def to_device(batch: Batch, device: torch.device) -> Batch:
+    tensors = [*batch.values()] if isinstance(batch, dict) else [batch]
+    if not all(isinstance(x, Tensor) for x in tensors):
+        raise ValueError(
+            "a batch is a tensor of images (B, 3, H, W) or a dictionary of tensors by name; got "
+            f"{shorten(batch)}: leave labels out"
+        )
     if isinstance(batch, dict):
         return {name: x.to(device, non_blocking=True) for name, x in batch.items()}
     return batch.to(device, non_blocking=True)
@@ -84,6 +112,7 @@ def lesson_error(attention: Any, lesson: Lesson) -> Tensor:
 @torch.no_grad()
 def errors(model: nn.Module, teacher: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
     """The mean relative squared error of each converted block, on what the teacher's is given."""
+    check_teacher(model, teacher)
     device = next(model.parameters()).device
     sums: dict[str, float] = {}
     count = 0

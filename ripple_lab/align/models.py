@@ -10,7 +10,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from ripple_lab.data.pictures import open_picture
+from ripple_attention.checks import check_count
+from ripple_lab.data.pictures import open_image
+from ripple_lab.train.weights import CheckpointError, brief, misfit, read_weights
 
 ENDINGS = (".jpg", ".jpeg", ".png", ".webp")
 
@@ -41,6 +43,8 @@ def load_pretrained(name: str, weights: Path | None = None, side: int | None = N
         weights: A file with weights of a timm model; those that timm downloads unless given.
         side: Of images; the model's own unless given.
     """
+    if side is not None:
+        check_count("side", side)
     if (Path(name) / "config.json").is_file():
         found = _of_transformers(name)
     else:
@@ -51,18 +55,27 @@ def load_pretrained(name: str, weights: Path | None = None, side: int | None = N
 def _of_timm(name: str, weights: Path | None, side: int | None) -> Pretrained:
     import timm
     from timm.data import resolve_model_data_config
-    from timm.models import load_state_dict
 
     if not timm.is_model(name):
         raise ValueError(
             f"a model is the name of one of timm or a folder with a config.json; got {name!r}"
         )
-    model: Any = timm.create_model(name, pretrained=weights is None)
+    try:
+        model: Any = timm.create_model(name, pretrained=weights is None)
+    except (OSError, RuntimeError) as error:
+        raise ValueError(
+            f"the weights of {name} are not to be had from timm: {brief(error)} Name a file that "
+            "has them, --weights"
+        ) from None
     missing: list[str] = []
     if weights is not None:
-        missing, unexpected = model.load_state_dict(load_state_dict(str(weights)), strict=False)
-        if unexpected:
-            raise ValueError(f"{weights} has weights that {name} has not: {', '.join(unexpected)}")
+        missing = load_weights(model, weights, name)
+    patch = getattr(getattr(model, "patch_embed", None), "patch_size", None)
+    if side is not None and patch is not None and side % patch[0]:
+        raise ValueError(
+            f"the patches of {name} have {patch[0]} pixels, so the side of images must be a "
+            f"multiple of that; got {side=}: take {max(side // patch[0], 1) * patch[0]}"
+        )
     config = resolve_model_data_config(model)
     own = int(config["input_size"][-1])
     if side not in (None, own) and hasattr(model, "set_input_size"):
@@ -70,15 +83,58 @@ def _of_timm(name: str, weights: Path | None, side: int | None) -> Pretrained:
     return Pretrained(model, own, config["mean"], config["std"], tuple(missing))
 
 
+def load_weights(model: nn.Module, path: Path, name: str) -> list[str]:
+    """Puts the weights of a file into a model of timm; returns the names of those it lacks.
+
+    Executes nothing, whatever the file holds. A .safetensors file that carries a checksum of itself
+    must match it.
+    """
+    from timm.models import load_state_dict
+
+    if not path.is_file():
+        raise ValueError(f"{path} is no file of weights: it is not there, or a folder or a pipe")
+    if path.suffix == ".safetensors":
+        weights, _ = read_weights(path)
+    else:
+        try:
+            weights = load_state_dict(str(path), weights_only=True)
+        except Exception as error:  # of many kinds: the file may say anything
+            raise CheckpointError(
+                f"{path} cannot be read as weights ({brief(error)}): take a .safetensors file, or "
+                "one that torch.save wrote of a model's state_dict()"
+            ) from None
+    expected = model.state_dict()
+    missing = [key for key in expected if key not in weights]
+    given = {key: x for key, x in weights.items() if isinstance(x, Tensor)}
+    there = {key: x for key, x in expected.items() if key in weights}
+    if reason := misfit(there, given) or ("" if there else "none of its names is in the file"):
+        raise CheckpointError(
+            f"{path} does not fit {name}; weights: {reason}. Name the model that it is of"
+        )
+    model.load_state_dict(weights, strict=False)
+    return missing
+
+
 def _of_transformers(folder: str) -> Pretrained:
+    """Executes nothing, whatever the files of the folder say."""
     from transformers import AutoImageProcessor, AutoModel
 
-    model = AutoModel.from_pretrained(folder)
+    try:
+        model = AutoModel.from_pretrained(folder, trust_remote_code=False)
+        processor = AutoImageProcessor.from_pretrained(folder, trust_remote_code=False)
+        size = dict(processor.size)
+        side = size.get("height") or size.get("shortest_edge") or size.get("longest_edge")
+        colours = [tuple(map(float, x)) for x in (processor.image_mean, processor.image_std)]
+        if not side or any(len(x) != 3 for x in colours):
+            raise ValueError(f"images have a side and three colours; got {size}, {colours}")
+    except Exception as error:  # of many kinds: the files may say anything
+        raise ValueError(
+            f"{folder} cannot be read as a model of transformers and its image processor: "
+            f"{brief(error)}. Take a folder as save_pretrained of both writes it"
+        ) from None
     model = getattr(model, "vision_model", model)  # of a model that reads as well
-    processor = AutoImageProcessor.from_pretrained(folder)
-    size = dict(processor.size)
-    side = size.get("height") or size.get("shortest_edge") or size["longest_edge"]
-    return Pretrained(model, int(side), tuple(processor.image_mean), tuple(processor.image_std))
+    mean, std = colours
+    return Pretrained(model, int(side), mean, std)  # type: ignore[arg-type]
 
 
 class Photos:
@@ -103,7 +159,7 @@ class Photos:
 
     def read(self, path: Path) -> Tensor:
         side = self.pretrained.side
-        picture = open_picture(path).resize((side, side), Image.Resampling.BICUBIC)
+        picture = open_image(path).resize((side, side), Image.Resampling.BICUBIC)
         pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255  # (3, S, S)
         colours = self.pretrained.mean, self.pretrained.std
         mean, std = (torch.tensor(x)[:, None, None] for x in colours)

@@ -2,6 +2,7 @@
 
 import copy
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,12 +17,16 @@ if TYPE_CHECKING:
 
 MODEL = typer.Argument(help="The name of a timm model, or a folder of transformers.")
 PHOTOS = typer.Argument(help="A folder of photos, without labels.")
-WEIGHTS = typer.Option(help="A file with a timm model's weights; timm's own unless given.")
+WEIGHTS = typer.Option(
+    help="A file with a timm model's weights; unless given, timm downloads its own, once."
+)
 BLOCKS = typer.Option(help="global, all, or numbers with commas.")
 NEAR = typer.Option(help="softmax or features: what weighs tokens nearby.")
 MAX_DISTANCE = typer.Option(min=1, help="How far rings reach, in tokens.")
-PARTITION = typer.Option(help="chebyshev or logarithmic rings.")
-SIDE = typer.Option(min=1, help="Pixels of an image's side; the model's own unless given.")
+PARTITION = typer.Option(help="chebyshev, logarithmic or foveal rings.")
+SIDE = typer.Option(
+    min=1, max=8192, help="Pixels of an image's side; the model's own unless given."
+)
 COUNT = typer.Option(min=2, help="Of how many photos; an eighth of them to measure with.")
 BATCH = typer.Option(min=1, help="Photos at a time.")
 DEVICE = typer.Option(help="cpu or cuda.")
@@ -110,19 +115,21 @@ def align(
     Example: ripple align vit_small_patch16_dinov3 photos --output dinov3-ripples.safetensors
     """
     check_device(device)
-    from safetensors.torch import save_file
-
     from ripple_attention.convert import convert as run_convert
     from ripple_lab.align import align as run_align
     from ripple_lab.align import errors as block_errors
     from ripple_lab.align.models import Photos, find_photos
     from ripple_lab.align.processes import is_main, one_share, process_group
-    from ripple_lab.files import replace_text, replacing
+    from ripple_lab.files import naming_full_disk, replace_text
+    from ripple_lab.train.lock import only_process_at
+    from ripple_lab.train.weights import write_weights
 
-    checkpoint = output.with_suffix(".align.pt")
-    if not resume:
-        checkpoint.unlink(missing_ok=True)
-    with process_group(device) as place:
+    if output.suffix != ".safetensors" or output.is_dir():
+        raise typer.BadParameter(f"--output is a .safetensors file; got {output}")
+    checkpoint, written = output.with_suffix(".align.pt"), output.with_suffix(".json")
+    with process_group(device) as place, only_process_at(output) if is_main() else nullcontext():
+        if not resume and is_main():
+            checkpoint.unlink(missing_ok=True)
         paths, held_out_paths = find_photos(photos, count)  # before a download, which takes long
         pretrained = load(name, weights, side)
         teacher = pretrained.model.to(place)
@@ -146,11 +153,10 @@ def align(
         after = block_errors(model, teacher, held_out)
         if not is_main():
             return
-        output.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(output) as part:
-            save_file({k: x.contiguous() for k, x in model.state_dict().items()}, part)
-        written = output.with_suffix(".json")
-        replace_text(written, json.dumps(report.config, indent=2) + "\n")
+        conversion_text = json.dumps(report.config, indent=2)
+        with naming_full_disk(output):
+            write_weights(output, model.state_dict(), {"ripples": conversion_text})
+            replace_text(written, conversion_text + "\n")
         checkpoint.unlink(missing_ok=True)
     table = Table(title=f"relative squared error on {len(held_out_paths)} photos")
     for heading in ("block", "before", "after"):
@@ -162,9 +168,13 @@ def align(
 
 
 def load(name: str, weights: Path | None, side: int | None) -> "Pretrained":
-    """A pretrained model; says which of its weights the file does not have."""
+    """A pretrained model; says what may be downloaded, and which weights a file does not have."""
     from ripple_lab.align.models import load_pretrained
+    from ripple_lab.align.processes import is_main
 
+    if weights is None and not Path(name).exists() and is_main():
+        told = f"The weights of {name} are timm's: from its cache, or downloaded into it."
+        console.print(told, highlight=False, soft_wrap=True)
     pretrained = load_pretrained(name, weights, side)
     if missing := pretrained.missing:
         some = ", ".join((*missing[:3], *["…"] * (len(missing) > 3)))

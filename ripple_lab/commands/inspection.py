@@ -40,11 +40,11 @@ def explain(
 
     Example: ripple explain runs/demo seven.png --at 3,5 --output seven-3-5.svg
     """
+    from ripple_lab.data.pictures import open_image
     from ripple_lab.inspection.explain import Explainer
     from ripple_lab.inspection.figure import write_explanation
     from ripple_lab.inspection.views import Settings
     from ripple_lab.plots import check_suffix
-    from ripple_lab.train.evaluate import open_image
 
     check_suffix(output)
     check_device(device)

@@ -144,12 +144,13 @@ def predict(
     """
     check_device(device)
     checkpoint, images = checkpoint_and_pictures(paths)
+    from ripple_lab.data.pictures import open_image
     from ripple_lab.train.checkpoint import find_weights, read_description
 
     weights = find_weights(checkpoint, ema)  # before the slow imports: the path may be misspelt
     recipe, classes = read_description(weights)
 
-    from ripple_lab.train.evaluate import ObjectFinder, Predictor, open_image
+    from ripple_lab.train.evaluate import ObjectFinder, Predictor
 
     detects = recipe.task == "detection"
     finder = ObjectFinder(weights, device) if detects else None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
-from PIL import Image, ImageOps
+from PIL import Image, ImageOps, UnidentifiedImageError
 
 WHITE = 2**16 - 1  # of 16 bits
 
@@ -28,6 +28,22 @@ def open_picture(
         check_file(file)
     with Image.open(file, formats=formats) as image:
         return in_colour(image)
+
+
+def open_image(path: Path) -> Image.Image:
+    """A picture in colour, upright."""
+    try:
+        return open_picture(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path} does not exist") from None
+    except IsADirectoryError:
+        raise ValueError(f"{path} is a folder: name the pictures in it") from None
+    except PictureError as error:
+        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
+    except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"{path} cannot be read as a picture ({error}): save it anew, as PNG or JPEG"
+        ) from None
 
 
 def check_file(path: str | Path) -> None:

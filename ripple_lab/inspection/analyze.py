@@ -141,7 +141,7 @@ def profile(
 
 def pictures_of_folder(folder: Path, count: int) -> list[Image.Image]:
     """The first pictures of a folder, by name."""
-    from ripple_lab.train.evaluate import open_image
+    from ripple_lab.data.pictures import open_image
 
     names = folder.iterdir() if folder.is_dir() else []
     paths = sorted(path for path in names if path.suffix.lower() in PICTURES)

@@ -75,18 +75,18 @@ class Viewer:
 
     def first_choice(self) -> str:
         """The first checkpoint that can be loaded, preferably one with ripple layers."""
-        others = []
+        others, reasons = [], []
         for choice in self.choices:
             try:
                 if self.explainer(choice).max_distance:
                     return choice
                 others.append(choice)
-            except (ValueError, RuntimeError, OSError):  # a detector's, or cut short
-                continue
+            except (ValueError, RuntimeError, OSError) as error:  # a detector's, or cut short
+                reasons.append(str(error))
         if not others:
             raise ValueError(
                 "the page shows classifiers, as `ripple train` and `ripple demo` write them; none "
-                f"of {', '.join(self.choices)} is one"
+                f"of {', '.join(self.choices)} is one: {reasons[0]}"
             )
         return others[0]
 

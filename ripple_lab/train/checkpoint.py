@@ -112,7 +112,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Recipe, tuple[str, ...]]:
     if "checksum" not in metadata:  # Python shows the same warning once
         warnings.warn(
             f"{path} has no checksum, so damage to it would go unnoticed: it was written by "
-            "another program, or by ripple-attention 0.2",
+            "another program, or by ripple-attention 0.1",
             stacklevel=2,
         )
     return weights, recipe, classes
@@ -176,7 +176,7 @@ def check_files(folder: Path) -> None:
     except OSError as error:
         raise CheckpointError(
             f"{error.filename or folder} cannot be read ({error.strerror}), so nobody knows "
-            f"whether {folder} is whole. Version 0.2 wrote no {CHECKSUMS}: where you trust the "
+            f"whether {folder} is whole. Version 0.1 wrote no {CHECKSUMS}: where you trust the "
             f"files, `cd {folder} && sha256sum * > {CHECKSUMS}` makes it"
         ) from None
     if written == found:

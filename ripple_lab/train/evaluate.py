@@ -5,13 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from rich.console import Console
 from torch import Tensor
 
 from ripple_lab.data.augment import eval_transform
 from ripple_lab.data.images import DataError
-from ripple_lab.data.pictures import PictureError, open_picture
 from ripple_lab.detection.evaluation import find_objects
 from ripple_lab.detection.items import make_target
 from ripple_lab.detection.transforms import evaluation_transform
@@ -19,6 +18,7 @@ from ripple_lab.text import check_names
 from ripple_lab.train.checkpoint import CheckpointError, read_model
 from ripple_lab.train.network import preprocessing
 from ripple_lab.train.recipe import Recipe
+from ripple_lab.train.weights import misfit
 
 if TYPE_CHECKING:
     from ripple_lab.train.module import Metrics
@@ -141,39 +141,13 @@ def load(model: torch.nn.Module, weights: dict[str, Tensor], path: Path) -> None
     try:
         model.load_state_dict(weights)
     except RuntimeError as error:
-        reason = _misfit(model.state_dict(), weights) or str(error).splitlines()[-1].strip()
+        reason = misfit(model.state_dict(), weights) or str(error).splitlines()[-1].strip()
         raise CheckpointError(
             f"{path} does not fit the model that its recipe names; weights: {reason}. Take the "
             "file as `ripple train` or `ripple pack` wrote it"
         ) from None
-
-
-def _misfit(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str:
-    """How weights differ from those of a model: how many, and the first of them."""
-    both = [name for name in expected if name in given]
-    kinds = {
-        "missing": [name for name in expected if name not in given],
-        "unexpected": [name for name in given if name not in expected],
-        "of another shape": [name for name in both if expected[name].shape != given[name].shape],
-    }
-    return ", ".join(
-        f"{len(names)} {kind} ({', '.join(names[:3] + ['…'] * (len(names) > 3))})"
-        for kind, names in kinds.items()
-        if names
-    )
-
-
-def open_image(path: Path) -> Image.Image:
-    """A picture in colour, upright."""
-    try:
-        return open_picture(path)
-    except FileNotFoundError:
-        raise ValueError(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise ValueError(f"{path} is a folder: name the pictures in it") from None
-    except PictureError as error:
-        raise ValueError(f"{path} cannot be read as a picture: {error}") from None
-    except (OSError, SyntaxError, UnidentifiedImageError, Image.DecompressionBombError) as error:
-        raise ValueError(
-            f"{path} cannot be read as a picture ({error}): save it anew, as PNG or JPEG"
-        ) from None
+    if broken := [name for name, x in weights.items() if not x.isfinite().all()]:
+        raise CheckpointError(
+            f"{path} holds infinities or NaN, in {broken[0]} and {len(broken) - 1} others, so what "
+            "it says means nothing: take another checkpoint"
+        )

@@ -1,4 +1,4 @@
-"""One process at a time in the folder of a run."""
+"""One process at a time in the folder of a run, or at a file."""
 
 import os
 import socket
@@ -14,26 +14,44 @@ PATIENCE = 1.0  # seconds: a run that is just ending is waited for
 
 
 class RunInUseError(ValueError):
-    """Another process trains in the same folder."""
+    """Another process writes to the same place."""
 
 
 @contextmanager
 def only_process_in(folder: Path) -> Iterator[None]:
-    """Makes the folder and holds its lock; an empty folder that it made goes away again.
+    """Makes the folder of a run and holds its lock; an empty folder that it made goes away again.
 
     The kernel releases the lock when the process ends, however it ends. On NFS it holds between
     hosts where the server supports locks.
     """
     made = not folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / LOCK
+    try:
+        with _locked(folder / LOCK, f"trains in a folder; in {folder}"):
+            yield
+    finally:
+        if made:
+            with suppress(OSError):  # there is something in it
+                folder.rmdir()
+
+
+@contextmanager
+def only_process_at(path: Path) -> Iterator[None]:
+    """The same for one file that a process writes, whose folder it makes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _locked(path.with_name(f".{path.name}{LOCK}"), f"writes a file; of {path}"):
+        yield
+
+
+@contextmanager
+def _locked(path: Path, what: str) -> Iterator[None]:
     lock = FileLock(path)
     try:
         lock.acquire(timeout=PATIENCE)
     except Timeout:
         raise RunInUseError(
-            f"one process at a time trains in a folder; in {folder} that is {_holder(path)}. Wait "
-            "for it or end it, or name another folder, --output"
+            f"one process at a time {what} that is {_holder(path)}. Wait for it or end it, or name "
+            "another place, --output"
         ) from None
     try:
         now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -42,9 +60,6 @@ def only_process_in(folder: Path) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         lock.release()
-        if made:
-            with suppress(OSError):  # there is something in it
-                folder.rmdir()
 
 
 def _holder(path: Path) -> str:

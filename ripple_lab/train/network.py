@@ -27,7 +27,7 @@ def create_model(spec: ModelSpec, num_classes: int) -> nn.Module:
     if not timm.is_model(name):
         hint = did_you_mean(name, timm.list_models())
         raise ValueError(
-            f"model.name must be known to timm; got {name!r}: {hint}`ripple models` lists ours"
+            f"model.name must be known to timm; got {name!r:.80}: {hint}`ripple models` lists ours"
         )
     if name in MODELS and MODELS[name]["attention"] != "ripple":
         unused = sorted(options.keys() & {"ripple_layers", *RIPPLE_OPTIONS})

@@ -240,8 +240,9 @@ def _build(kind: type[T], values: Any, origin: str) -> T:
     known = [f.name for f in fields(kind)]  # type: ignore[arg-type]
     unknown = values.keys() - set(known)
     if unknown:
+        shown = ", ".join([name[:80] for name in sorted(unknown)[:3]] + ["…"] * (len(unknown) > 3))
         raise ValueError(
-            f"{kind.__name__} in {origin} has no field {', '.join(sorted(unknown))}: "
+            f"{kind.__name__} in {origin} has no field {shown}: "
             f"{did_you_mean(min(unknown), known)}Its fields are {', '.join(known)}"
         )
     built = {}

@@ -68,6 +68,21 @@ def read_weights(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     return weights, metadata
 
 
+def misfit(expected: dict[str, Tensor], given: dict[str, Tensor]) -> str:
+    """How weights differ from those of a model: how many, and the first of them."""
+    both = [name for name in expected if name in given]
+    kinds = {
+        "missing": [name for name in expected if name not in given],
+        "unexpected": [name for name in given if name not in expected],
+        "of another shape": [name for name in both if expected[name].shape != given[name].shape],
+    }
+    return ", ".join(
+        f"{len(names)} {kind} ({', '.join(names[:3] + ['…'] * (len(names) > 3))})"
+        for kind, names in kinds.items()
+        if names
+    )
+
+
 def brief(error: Exception) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 

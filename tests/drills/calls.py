@@ -7,7 +7,7 @@ from drills import drill
 def invalid_calls(folder, short):
     from library import test_invalid_calls as table
 
-    for kind in (table.operators, table.partitions, table.weights, table.maps, table.layers):
+    for kind in table.KINDS:
         for name, calls in kind():
             for what, call in dict(calls).items():
                 wrong = table.complaint(call)

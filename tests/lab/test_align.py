@@ -3,6 +3,9 @@
 import copy
 import hashlib
 import json
+import os
+import pickle
+from io import BytesIO
 
 import numpy as np
 import pytest
@@ -11,11 +14,15 @@ import torch
 from PIL import Image
 from rich.console import Console
 from safetensors.torch import load_file, save_file
+from transformers import Dinov2Config, Dinov2Model
 
 from processes import in_two_ranks, ripple
 from ripple_attention.convert import convert, converted
 from ripple_lab.align import align, errors, plan
 from ripple_lab.align.align import load
+from ripple_lab.align.models import load_pretrained
+from ripple_lab.train.lock import only_process_at
+from ripple_lab.train.weights import read_weights, write_weights
 
 
 def teacher():
@@ -105,7 +112,7 @@ def test_a_stopped_alignment_goes_on_as_if_nothing_had_happened(tmp_path):
     rows = align(whole, by, images, **steps)
     with pytest.raises(StopError):
         align(stopped, by, Stopping(images), **steps, checkpoint=path)
-    assert len(load(path)["rows"]) == 3 and [*tmp_path.iterdir()] == [path]
+    assert len(load(path, stopped)["rows"]) == 3 and [*tmp_path.iterdir()] == [path]
     again = align(resumed, by, images, **steps, checkpoint=path)
     assert [row["step"] for row in again] == [row["step"] for row in rows]
     for name, x in whole.state_dict().items():
@@ -206,6 +213,142 @@ def test_the_command_align_writes_a_model_that_loads(tmp_path, words):
 def test_the_commands_say_what_was_wrong(words, change, told):
     done = ripple("convert", *words, "--plan", *change)
     assert done.exit_code != 0 and told in f"{done.output}{done.exception}"
+
+
+def test_the_weights_that_align_writes_carry_a_checksum_that_is_looked_at(tmp_path, words):
+    output, again = tmp_path / "ripples.safetensors", tmp_path / "again.safetensors"
+    done = ripple("align", *words, "--output", output, "--blocks", "1", "--steps", 0)
+    assert done.exit_code == 0 and f"Wrote {output} and" in done.output
+    weights, metadata = read_weights(output)
+    assert json.loads(metadata["ripples"])["blocks"] == [1]
+    write_weights(again, dict(reversed(weights.items())), metadata)
+    whole = output.read_bytes()
+    assert whole == again.read_bytes()
+    middle = len(whole) // 2
+    output.write_bytes(whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :])
+    done = ripple("convert", "test_vit", "--weights", output)
+    assert str(output) in str(done.exception) and "checksum" in str(done.exception)
+
+
+class Code:
+    """What runs where a file is unpickled without care."""
+
+    def __reduce__(self):
+        return pytest.fail, ("code of a file was run",)
+
+
+def pickled(content):
+    file = BytesIO()
+    torch.save(content, file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "told"),
+    [
+        ("w.safetensors", b"", "cannot be read as safetensors"),
+        ("w.safetensors", b"hello, this is none", "cannot be read as safetensors"),
+        ("w.pth", pickle.dumps(Code()), "cannot be read as weights"),
+        ("w.pth", pickled({"model": Code()}), "cannot be read as weights"),
+        ("w.pth", pickled([1, 2]), "cannot be read as weights"),
+        ("w.pth", pickled({"a": 5}), "none of its names"),
+        ("w.pth", pickled({"cls_token": torch.ones(3)}), "1 of another shape"),
+        (
+            "w.pth",
+            pickled({"cls_token": torch.ones(1, 1, 64), "\x1b": torch.ones(3)}),
+            "unexpected",
+        ),
+        ("w.pth", None, "no file of weights"),
+    ],
+)
+def test_weights_that_are_damaged_or_hostile_are_refused_in_one_line(tmp_path, name, content, told):
+    path = tmp_path / name
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises((ValueError, RuntimeError), match=told) as refused:
+        load_pretrained("test_vit", path)
+    assert str(path) in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_a_photo_that_cannot_be_read_is_named(words):
+    (words[1] / "9.png").write_bytes(b"no picture")
+    error = ripple("convert", *words, "--plan", "--steps", 0).exception
+    assert isinstance(error, ValueError) and str(words[1] / "9.png") in str(error)
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "code", "another", "nothing"])
+def test_a_damaged_checkpoint_of_an_alignment_is_refused(tmp_path, harm):
+    path, model = tmp_path / "align.pt", student([1])
+    align(model, teacher(), batches(), steps=1, checkpoint=path)
+    whole = path.read_bytes()
+    signed = lambda content: content + hashlib.sha256(content).digest()
+    path.write_bytes(
+        {
+            "flipped": whole[:999] + bytes([whole[999] ^ 8]) + whole[1000:],
+            "cut": whole[:-7],
+            "empty": b"",
+            "code": signed(pickled({"model": Code(), "optimizer": {}, "rows": []})),
+            "nothing": signed(pickled({"model": 5})),
+            "another": whole,
+        }[harm]
+    )
+    other = student([0]) if harm == "another" else student([1])
+    with pytest.raises(RuntimeError, match=f"{path} is .*[Ss]tart anew"):
+        align(other, teacher(), batches(), steps=2, checkpoint=path)
+
+
+def test_an_alignment_that_diverges_stops_and_keeps_what_was_sound(tmp_path):
+    path = tmp_path / "align.pt"
+    images = [*batches(), torch.full((2, 3, 64, 64), torch.nan)]
+    model = student([1])
+    with pytest.raises(RuntimeError, match="diverged.*batch 2"):
+        align(model, teacher(), Later(images), steps=9, checkpoint=path)
+    assert len(load(path, model)["rows"]) == 2
+    assert all(x.isfinite().all() for x in model.state_dict().values())
+    with pytest.raises(RuntimeError, match=r"infinities or NaN from blocks\.1\.attn"):
+        align(student([1]), teacher(), images[2:], steps=1)
+
+
+class Later(list):
+    """Batches of which a calibration sees the first two alone."""
+
+    passes = 0
+
+    def __iter__(self):
+        self.passes += 1
+        yield from self[: 2 if self.passes == 1 else None]
+
+
+def test_one_process_at_a_time_writes_a_file(tmp_path, words):
+    output = tmp_path / "ripples.safetensors"
+    with only_process_at(output):
+        error = ripple("align", *words, "--output", output, "--steps", 0).exception
+    assert isinstance(error, ValueError) and f"process {os.getpid()} on" in str(error)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"config.json": "5"},
+        {"config.json": "[" * 10**5},
+        {"config.json": '{"model_type": "evil", "auto_map": {"AutoModel": "evil.Evil"}}'},
+        {"config.json": '{"model_type": "dinov2", "num_attention_heads": "x"}'},
+        {"model.safetensors": "damaged"},
+        {"preprocessor_config.json": "5"},
+        {"preprocessor_config.json": '{"image_processor_type": "E", "image_mean": [1]}'},
+        {"preprocessor_config.json": '{"image_processor_type": "E", "auto_map": {"AutoImage'
+         'Processor": "evil.Evil"}}'},
+    ],
+)  # fmt: skip
+def test_a_folder_of_transformers_that_is_damaged_or_hostile_is_refused(tmp_path, files):
+    config = Dinov2Config(hidden_size=16, num_hidden_layers=1, num_attention_heads=2, image_size=28)
+    Dinov2Model(config).save_pretrained(tmp_path)
+    (tmp_path / "evil.py").write_text("raise SystemExit('code of a folder was run')")
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(ValueError, match=f"{tmp_path} cannot be read as a model") as refused:
+        load_pretrained(str(tmp_path))
+    assert "\n" not in str(refused.value)
 
 
 def aligned_in_a_rank(rank, port):

@@ -20,12 +20,12 @@ from ripple_lab.bench.op import read_csv
 from ripple_lab.console import PlainConsole, show_warning
 from ripple_lab.data.folders import SkipDamaged, open_folder
 from ripple_lab.data.images import DataError
+from ripple_lab.data.pictures import open_image
 from ripple_lab.detection.coco import open_coco
 from ripple_lab.detection.drawing import draw_objects
 from ripple_lab.inspection.explain import Explainer
 from ripple_lab.inspection.viewer import Viewer
 from ripple_lab.text import markdown, plain
-from ripple_lab.train.evaluate import open_image
 
 NAMES = (
     "[bold]rose[/bold]",

@@ -12,9 +12,8 @@ from PIL import Image, ImageOps
 
 from ripple_lab.data import folders
 from ripple_lab.data.folders import SkipDamaged, open_folder
-from ripple_lab.data.pictures import PictureError, in_colour, open_picture
+from ripple_lab.data.pictures import PictureError, in_colour, open_image, open_picture
 from ripple_lab.data.synthetic import synthetic_images
-from ripple_lab.train.evaluate import open_image
 
 ALL_OF_16_BITS = np.arange(2**16, dtype=np.uint16).reshape(256, 256)
 LITTLE, BIG, NATIVE = (ALL_OF_16_BITS.astype(order).tobytes() for order in ("<u2", ">u2", "=u2"))

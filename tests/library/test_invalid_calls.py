@@ -4,6 +4,7 @@ Refused: a ValueError or TypeError from a `raise` of this package, not an error 
 parts: the rule, what came ("got …") and the remedy, after that or as a list of the known names.
 """
 
+import copy
 import math
 import re
 import traceback
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 import ripple_attention as ripple
+import ripple_attention.convert as converting
 from ripple_attention import (
     LinearAttention,
     Partition,
@@ -112,6 +114,29 @@ def operators():
             ),
         ],
     )
+    row = X[:, 0, :3]  # (B, P, N, ·)
+    prefix = {"prefix_k": row, "prefix_v": row}
+    prefix_mask = torch.zeros(2, 3, dtype=torch.bool)
+    one_more = full | {"spatial_weights": torch.rand(2, 3, 4, 2, 4)}
+    near = ripple.NearSoftmax(X, X, X[..., 0])
+    for more in ({}, {"near": near}):
+        seen = given(run, **one_more, partition=PARTITION, **more)
+        yield (
+            f"ripple_attention with prefix tokens, {'by softmax' if more else 'by features'}",
+            [
+                *in_place(seen, prefix | {"prefix_padding_mask": prefix_mask}),
+                ("one weight too few", given(seen, **prefix, spatial_weights=WEIGHTS)),
+                (
+                    "a mask of no prefix",
+                    given(run, **full, partition=PARTITION, prefix_padding_mask=prefix_mask),
+                ),
+                *[
+                    (f"no {one}", given(run, **full, partition=PARTITION, **{one: row}))
+                    for one in prefix
+                ],
+                *with_options(given(seen, **prefix), implementation=NAMES, eps=(*numbers(0), None)),
+            ],
+        )
     yield (
         "explain",
         [
@@ -361,6 +386,15 @@ def layers():
         ),
         *in_place(partial(heads(), grid_size=(3, 4)), {"q": row, "k": row, "v": row}),
     ]  # fmt: skip
+    others = (create_feature_map("elu", 4),)
+    yield (
+        "RippleHeads' map",
+        with_options(
+            heads,
+            feature_map=(*others, 3, torch.relu, "fast"),
+            feature_map_options=(3, "unit", ["x"]),
+        ),
+    )
     record = lambda model: ripple.record_spatial_weights(model).__enter__()
     yield (
         "record_spatial_weights",
@@ -370,11 +404,68 @@ def layers():
     )
 
 
+def conversions():
+    timm = pytest.importorskip("timm")
+    made = timm.create_model("test_vit", embed_dim=16, num_heads=2, depth=2)
+
+    def convert(*arguments, **options):
+        return converting.convert(copy.deepcopy(made), *arguments, **options)
+
+    there = copy.deepcopy(made)
+    converting.convert(there)
+    integers = copy.deepcopy(made).requires_grad_(False)
+    for x in integers.parameters():
+        x.data = x.data.char()
+    nothing = (None, "a model", 3, [made], X, torch.nn.Linear)
+    without = (torch.nn.Linear(2, 2), torch.nn.Sequential(), torch.nn.MultiheadAttention(4, 2))
+    yield "convert", [
+        *with_options(converting.convert, model=(*nothing, *without, there, integers)),
+        *with_options(
+            convert,
+            blocks=(
+                *("some", None, 3, 1.5, b"1", object(), X, {0: 1}, [], set(), lambda *_: False),
+                *([1.0], ["1"], [True], [-1], [2], [[1]], [None]),
+            ),
+            near=NAMES, max_distance=COUNTS, weights=NAMES, implementation=NAMES,
+            partition=("x", None, 3, (1, 0), ("a",), [[0]], [None], [True], [2**63], {}, chebyshev),
+            patches=("nowhere", 3, [], b"x", made), nonsense=(1,), eps=(*numbers(0), None),
+            scale=(1.0,), head_dim=(8,), num_heads=(2,), num_prefix_tokens=(1,), dtype=(X.dtype,),
+            device=("cpu",),
+        ),
+        ("an attention without an image", partial(there.blocks[0].attn, GRID.flatten(1, 2))),
+    ]  # fmt: skip
+    yield "revert", with_options(converting.revert, model=nothing)
+    yield "converted", with_options(lambda model: [*converting.converted(model)], model=nothing)
+    for_what = (None, 3, [1], object, torch.relu)
+    yield "adapts", with_options(lambda kind: converting.adapts(kind)(None), kind=for_what)
+    yield (
+        "Partition.from_bounds",
+        with_options(
+            Partition.from_bounds,
+            bounds=(
+                None,
+                3,
+                "01",
+                [],
+                [True],
+                [1.0],
+                [0, -3],
+                [1, -1, 1],
+                [0, -8, 0],
+                [[0]],
+                {0: 1},
+            ),
+        ),
+    )
+
+
+KINDS = (operators, partitions, weights, maps, layers, conversions)
+
+
 @pytest.fixture(scope="module")
 def calls():
     """By function, the calls that it must refuse, by what is wrong."""
-    kinds = (operators, partitions, weights, maps, layers)
-    return {name: dict(of_one) for kind in kinds for name, of_one in kind()}
+    return {name: dict(of_one) for kind in KINDS for name, of_one in kind()}
 
 
 def complaint(call):
@@ -406,6 +497,7 @@ def test_invalid_calls_are_refused_in_three_parts(calls):
 def test_all_public_names_are_tried(calls):
     tried = " ".join(calls)
     assert all(name in tried for name in ripple.__all__ if name != "FEATURE_MAPS")
+    assert {"convert", "revert", "converted", "adapts"} <= calls.keys()
     assert sum(map(len, calls.values())) >= 259
 
 

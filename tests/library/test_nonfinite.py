@@ -11,10 +11,20 @@ from itertools import product
 
 import pytest
 import torch
+import torch.nn.functional as F
+from near_inputs import make_near
 
 from inputs import gradients, make_inputs, make_mask
 from kernels import interpreted, needs_triton, run, use_tiles
-from ripple_attention import LinearAttention, RippleAttention, chebyshev, linear_attention
+from ripple_attention import (
+    LinearAttention,
+    NearSoftmax,
+    RippleAttention,
+    chebyshev,
+    foveal,
+    linear_attention,
+    ripple_attention,
+)
 from ripple_attention.ops.common import without_padding
 from ripple_attention.ops.export import ripple_export
 from ripple_attention.ops.tiling import is_single_window
@@ -103,6 +113,148 @@ def test_kernels_keep_what_is_not_finite(case, dtype):
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     function = run(name, partition, mask)
     assert_operator_keeps(function, inputs, values, partition, mask, tolerance=tolerance)
+
+
+def by_pairs(partition, distance, mask, prefix_mask):
+    """The definition, of one pair after the other: what does not count is not computed.
+
+    Args:
+        partition: Which tokens are a group.
+        distance: Up to which radius tokens weigh by softmax; None for features everywhere.
+        mask, prefix_mask: The same for all images, or None.
+    """
+
+    def function(q, k, phi_q, phi_k, v, weights, far_scale, prefix_k=None, prefix_v=None):
+        B, H, W, N, D = q.shape
+        L, P = H * W, 0 if prefix_k is None else prefix_k.shape[1]
+        tokens = (x.flatten(1, 2) for x in (q, k, phi_q, phi_k, v, weights, far_scale))
+        q, k, phi_q, phi_k, v, weights, far_scale = tokens
+        group = partition.pair_groups((H, W)) + (P > 0)
+        if P:  # tokens L, L + 1, …
+            v, group = torch.cat([v, prefix_v], 1), F.pad(group, (0, P))
+            k, phi_k = (
+                torch.cat([x, prefix_k if x.shape[-1] == prefix_k.shape[-1] else x[:, :P]], 1)
+                for x in (k, phi_k)
+            )
+        hidden = torch.zeros(L + P, dtype=torch.bool)
+        if mask is not None:
+            hidden[:L] = mask[0].flatten()
+        if prefix_mask is not None:
+            hidden[L:] = prefix_mask[0]
+        by_softmax = torch.zeros_like(group, dtype=torch.bool)
+        if distance is not None:
+            by_softmax = group <= partition.radii.index(distance) + (P > 0)
+        i, j = (by_softmax & ~hidden).nonzero().T
+        a, b = (~by_softmax & ~hidden).nonzero().T
+        k = k + (k - k)  # no score of −∞ hides an infinite key
+        scores = (q[:, i] * k[:, j]).sum(-1) * D**-0.5
+        largest = torch.zeros(B, L, N, dtype=q.dtype)
+        if distance is not None:
+            top = scores.detach().nan_to_num(0, 1e300, -1e300)
+            largest = largest.index_reduce(1, i, top, "amax", include_self=False)
+        alpha = weights.movedim(-1, 0)  # (G, B, L, N)
+        near = alpha[group[i, j], :, i].movedim(0, 1) * (scores - largest[:, i]).exp()
+        far = alpha[group[a, b], :, a].movedim(0, 1) * (phi_q[:, a] * phi_k[:, b]).sum(-1)
+        if distance is not None:
+            exponent = far_scale - largest
+            cut = torch.where(exponent.isnan(), exponent, exponent.clamp(max=60))
+            far = far * cut.exp()[:, a]
+        total = torch.zeros_like(largest).index_add(1, i, near).index_add(1, a, far)
+        sums = torch.zeros(B, L, N, v.shape[-1], dtype=q.dtype)
+        sums = sums.index_add(1, i, near.unsqueeze(-1) * v[:, j])
+        sums = sums.index_add(1, a, far.unsqueeze(-1) * v[:, b])
+        total = total.unsqueeze(-1)
+        out = torch.where(total == 0, 0, sums / torch.where(total == 0, 1, total))
+        return out.unflatten(1, (H, W))
+
+    return function
+
+
+def two_kernels(name, partition, distance, mask, prefix_mask):
+    """The operator with all it takes beside; without `distance`, by features alone."""
+
+    def function(q, k, phi_q, phi_k, v, weights, far_scale, prefix_k=None, prefix_v=None):
+        near = None if distance is None else NearSoftmax(q, k, far_scale, distance)
+        return ripple_attention(
+            phi_q, phi_k, v, weights, partition=partition, near=near, prefix_k=prefix_k,
+            prefix_v=prefix_v, prefix_padding_mask=prefix_mask, key_padding_mask=mask,
+            implementation=name,
+        )  # fmt: skip
+
+    return function
+
+
+def assert_two_kernels_keep(
+    name, grid, partition, distance, prefix, masked, values=VALUES[:3], dtype=torch.float32
+):
+    """Infinities and NaN in each input of the operator, prefix tokens and all."""
+    whole = make_near(grid, partition, prefix, dtype=dtype)
+    if distance is None and prefix:  # keys that are mapped
+        whole = (*whole[:7], whole[7][..., :5].sigmoid(), whole[8])
+    used = range(2 if distance is None else 0, len(whole))
+    cases = [c for c in product(used, values) if distance or c[0] != 6]
+    inputs = tuple(x[:1].repeat(len(cases), *[1] * (x.dim() - 1)) for x in whole)
+    for image, (which, value) in enumerate(cases):
+        broken = inputs[which][image]
+        place = (0,) if which > 6 else (1, grid[1] // 3)
+        broken[(*place, 1, 1)[: broken.dim()]] = value
+    mask = prefix_mask = None
+    if masked:
+        mask = make_mask("random", grid, 1).expand(len(cases), -1, -1).contiguous()
+        prefix_mask = torch.arange(prefix).expand(len(cases), -1) == 1 if prefix else None
+    arguments = partition, distance, mask, prefix_mask
+    if distance is None:  # q, k and the scale have no part in it
+        q, k, scale = inputs[0], inputs[1], inputs[6]
+        fix = lambda f: lambda x, *some: f(q.to(x), k.to(x), x, *some[:3], scale.to(x), *some[3:])
+        inputs = (*inputs[2:6], *inputs[7:])
+    else:
+        fix = lambda f: f
+    ours = gradients(fix(two_kernels(name, *arguments)), inputs)
+    exact = gradients(fix(by_pairs(*arguments)), tuple(x.double() for x in inputs))
+    tolerance = 1e-3 if dtype == torch.float32 else 3e-2
+    pairs = zip((ours[0], *ours[1]), (exact[0], *exact[1]), strict=True)
+    for i, (x, reference) in enumerate(pairs):
+        heads = 2 if x.shape[1] == prefix else 3
+        axes = [axis for axis in range(1, x.dim()) if axis != heads]
+        scale = reference.abs().nan_to_num(0, 0, 0).amax(axes, keepdim=True)
+        wrong = x.isfinite() & ~((x.double() - reference).abs() <= tolerance * scale)
+        assert not wrong.any(), (i, wrong.nonzero()[0], [cases[n] for n in wrong.nonzero()[:3, 0]])
+        assert x.select(heads, 0).isfinite().all()  # the other head
+    assert not exact[0].isfinite().all() and exact[0].isfinite().any()
+
+
+KINDS = {  # grid, partition, near up to which distance
+    "window": (WINDOW, PARTITION, 1),
+    "tiles": ((3, 12), PARTITION, 1),
+    "coarse": ((3, 18), foveal(2, 8, 1), 1),
+    "coarse, by features": ((3, 18), foveal(2, 8, 1), None),
+    "by features": ((3, 12), PARTITION, None),
+}
+
+
+COARSE = ("naive", "tile_sums")  # algorithms that take coarse rings
+
+
+@pytest.mark.filterwarnings("ignore:index_reduce")
+@pytest.mark.parametrize("prefix", [0, 2])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [*product(COARSE, KINDS), *product(("table", "tiled"), ("window", "tiles", "by features"))],
+)
+def test_softmax_prefix_tokens_and_coarse_rings_keep_what_is_not_finite(name, kind, prefix):
+    grid, partition, distance = KINDS[kind]
+    assert_two_kernels_keep(name, grid, partition, distance, prefix, masked=prefix > 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@needs_triton
+@interpreted
+def test_kernels_of_softmax_and_coarse_rings_keep_what_is_not_finite(kind):
+    grid, partition, distance = KINDS[kind]
+    use_tiles(384 if kind == "window" else 0)
+    name = "tile_sums_triton" if partition.tile else "tiled_triton"
+    values, dtype = VALUES[::2], torch.float16 if "coarse" in kind else torch.float32
+    assert_two_kernels_keep(name, grid, partition, distance, 2, True, values, dtype)
 
 
 def test_linear_attention_keeps_what_is_not_finite():
