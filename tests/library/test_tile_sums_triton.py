@@ -11,10 +11,12 @@ from kernels import (
     AbsentGPU,
     CompileOnly,
     assert_within_twice,
+    disassemble,
     interpreted,
     needs_triton,
     run,
     stack_bytes,
+    unwritten_registers,
 )
 from ripple_attention import Partition, dispatch, foveal, logarithmic
 from ripple_attention.dispatch import Problem
@@ -92,6 +94,33 @@ def test_odd_tiles_and_wide_states_in_little_shared_memory_are_refused():
     assert reason(foveal()) is reason(foveal(4, 16)) is reason(logarithmic(31)) is None
 
 
+def compile_all(partition, dtype, features, value_dim, capability, monkeypatch):
+    """The kernels of both passes by name, as often as they are launched."""
+    from triton.runtime.driver import driver
+
+    from ripple_attention.ops.kernels import strips, tile_sums
+
+    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+    compiled = []
+    for module in (tile_sums, strips):
+        for name in KERNELS & set(vars(module)):
+            monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), compiled))
+    q, k = torch.zeros(1, 16, 72, 2, 2, features, dtype=dtype).unbind(3)
+    v, weights = (torch.zeros(1, 16, 72, 2, width) for width in (value_dim, partition.num_groups))
+    v = v.to(dtype)
+    out = tile_sums.tile_sums_triton_forward(q, k, v, weights, partition.bounds, 0.0)
+    tile_sums.tile_sums_triton_backward(out[0], q, k, v, weights, *out, partition.bounds)
+    return compiled
+
+
+@pytest.mark.skipif(HERE, reason="the interpreter does not compile")
+@pytest.mark.parametrize("partition", [foveal(), logarithmic(15)], ids=["coarse", "boxes"])
+def test_odd_widths_are_no_products_of_warp_groups(partition, monkeypatch):
+    for name, binary in compile_all(partition, torch.bfloat16, 24, 50, 90, monkeypatch):
+        code = disassemble(binary)
+        assert "gdesc" not in code and not unwritten_registers(code), name
+
+
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize("partition", [foveal(), logarithmic(15)], ids=["coarse", "boxes"])
@@ -120,3 +149,5 @@ def test_every_kernel_compiles_and_hardly_spills(partition, dtype, width, capabi
         assert binary.metadata.shared <= (99 if width <= 64 else 160) * 1024, name
         assert stack_bytes(binary) <= (256 if width <= 64 or partition.tile else 512), name
         assert "mma" in binary.asm["ptx"]
+        if capability == 90:
+            assert not unwritten_registers(disassemble(binary)), name

@@ -264,3 +264,17 @@ def _power_of_two(x: int) -> int:
 def _padded(width: int) -> int:
     """A width that tensor cores take."""
     return max(16, _power_of_two(width))
+
+
+def are_odd(M: int, E: int) -> bool:
+    """Whether widths of features and values are such that no product of warp groups is safe.
+
+    Products of 64 rows and more are made by groups of four warps on a Hopper GPU, which find their
+    operands by descriptors in uniform registers. Where two operands come to lie at one address of
+    shared memory in different layouts, ptxas 12.8, of Triton 3.6 and 3.7, reads such a register
+    before it is written: the product takes, from the 17th channel on, whatever stands elsewhere in
+    shared memory. ptxas 13.1 compiles the same assembly right. It needs widths that are padded to
+    different powers of two and are not copied 16 bytes at a time. So all widths but multiples of 8
+    with the same padding go by fewer rows, or by fewer warps, than make a group.
+    """
+    return bool(M % 8 or E % 8 or _padded(M) != _padded(E))

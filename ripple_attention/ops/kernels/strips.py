@@ -27,6 +27,7 @@ from ripple_attention.ops.kernels.common import (
     _power_of_two,
     _pull,
     _store,
+    are_odd,
 )
 from ripple_attention.ops.kernels.launch import launch
 from ripple_attention.partition import Partition
@@ -240,7 +241,7 @@ class Strips:
         self.radii = Partition(radii).box_radii(v.device).int()
         self.steps = len(radii), groups, first
         self.constants = (self.shape[3], M, E, _padded(M), _padded(E), tile)
-        self.launch = _choose(q.dtype, max(self.constants[3:5]))
+        self.launch = _choose(q.dtype, M, E)
 
     def sums(self, q: Tensor, k: Tensor, v: Tensor, steps: Tensor) -> tuple[Tensor, ...]:
         """Numerators (B, H, W, N, E), denominators, and the size of these (B, H, W, N)."""
@@ -283,10 +284,13 @@ class Strips:
             )  # fmt: skip
 
 
-def _choose(dtype: torch.dtype, wide: int) -> tuple[int, int, dict[str, int]]:
+def _choose(dtype: torch.dtype, M: int, E: int) -> tuple[int, int, dict[str, int]]:
     """Tokens of a run, keys that they meet at a time, and options, so that nothing spills; not yet
-    tuned."""
-    warps = 8 if wide > 64 else 4
+    tuned. Odd widths take runs of 32 tokens: see `common.are_odd`."""
+    wide = max(_padded(M), _padded(E)) > 64
+    warps = 8 if wide else 4
     if dtype == torch.float32:  # products on plain units
         return 32, 16, {"num_warps": warps, "num_stages": 1}
-    return 64, 64, {"num_warps": warps, "num_stages": 1 if wide > 64 else 3}
+    if are_odd(M, E):
+        return 32, 32, {"num_warps": 4, "num_stages": 1}
+    return 64, 64, {"num_warps": warps, "num_stages": 1 if wide else 3}

@@ -28,6 +28,7 @@ from ripple_attention.ops.kernels.common import (
     _pull,
     _quotient,
     _store,
+    are_odd,
 )
 from ripple_attention.ops.kernels.launch import launch
 from ripple_attention.ops.kernels.strips import Strips
@@ -387,6 +388,8 @@ class _Launches:
         self.window = (plan.near, reach, steps, self.spans, False)
         large = max(_padded(M), _padded(E)) > 64 or v.dtype != torch.bfloat16
         self.options = {"num_warps": 8 if large else 4, "num_stages": 1 if large else 2}
+        if are_odd(M, E) and v.dtype != torch.float32:
+            self.options = {"num_warps": 2, "num_stages": 1}
 
     def steps(self, weights: Tensor) -> Tensor:
         """From each weight to the next, and the last: float32, contiguous (B, H, W, N, G)."""

@@ -48,6 +48,7 @@ from ripple_attention.ops.kernels.common import (
     _token,
     _token_offsets,
     _walk,
+    are_odd,
 )
 from ripple_attention.ops.kernels.far import (
     _load_split_ones,
@@ -526,8 +527,7 @@ def _plan(
         not single_window and role != "query"
     )  # whose far sum is kept from the forward pass
     rows, columns, step, options = _tile_table(role, dtype, widest, single_window)
-    odd = M % 8 or E % 8 or _padded(M) != _padded(E)
-    if dtype == torch.bfloat16 and odd:  # see below
+    if dtype == torch.bfloat16 and are_odd(M, E):
         rows, columns, step, options = _tile_table(role, dtype, 128, single_window)
     height, width = rows + 2 * reach, columns + 2 * reach
     grid = N * _ceil_divide(W, columns), _ceil_divide(H, rows), B
@@ -557,13 +557,7 @@ def _tile_table(
 ) -> tuple[int, int, int, dict[str, int]]:
     """Rows and columns of a tile, rows of the window at once, and options of the launch.
 
-    Tiles of 64 queries are products of warp groups on a Hopper GPU, which find their operands by
-    descriptors in uniform registers. Where the far sum lies in shared memory at the address of the
-    window's values but is laid out otherwise, ptxas 12.8, of Triton 3.6 and 3.7, reads such a
-    register before it is written: the product takes, from the 17th channel on, whatever stands
-    elsewhere in shared memory. ptxas 13.1 compiles the same assembly right. It needs widths that
-    are padded to different powers of two and are not copied 16 bytes at a time, so all widths but
-    multiples of 8 with the same padding go as the widest do, by 32 queries, without descriptors.
+    Odd widths go as the widest do, by 32 queries: see `common.are_odd`.
 
     Args:
         role: "forward", "query" or "key".
