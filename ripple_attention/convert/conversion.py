@@ -151,15 +151,26 @@ def find_attentions(model: nn.Module) -> tuple[list[Found], dict[str, nn.Module]
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module of an unknown class is called an attention, and projects by itself."""
-    called = any("attention" in kind.__name__.lower() for kind in type(module).__mro__)
-    return called and any(isinstance(child, nn.Linear) for child in module.children())
+    """Whether a module of an unknown class projects by itself, and is called an attention or has
+    heads and no attention within, as a block that fuses both of its halves.
+    """
+    if not any(isinstance(child, nn.Linear) for child in module.children()):
+        return False
+    if called_attention(module):
+        return True
+    heads = any(hasattr(module, name) for name in ("num_heads", "num_attention_heads"))
+    return heads and not any(adapter_of(x) or called_attention(x) for x in module.modules())
+
+
+def called_attention(module: nn.Module) -> bool:
+    names = [kind.__name__.lower() for kind in type(module).__mro__]
+    return any("attention" in name or "attn" in name for name in names)
 
 
 def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) -> list[Found]:
     """The attentions that were asked for; refuses those that ripples cannot keep."""
+    others = ", ".join(sorted({full_name(type(module)) for module in unknown.values()}))
     if not known:
-        others = ", ".join(sorted({full_name(type(module)) for module in unknown.values()}))
         raise ValueError(
             f"convert knows no attention of this model{others and f' (it has {others})'}. It knows "
             f"{', '.join(known_attentions())}. For another, write an Adapter: see "
@@ -180,7 +191,12 @@ def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) ->
             )
         chosen = [one for one in known if one.index in wanted]
     if not chosen:
-        raise ValueError(f"no block was chosen; got {blocks=} for a model of {len(known)} blocks")
+        reasons = dict.fromkeys(one.heads.leave for one in known if one.heads.leave)
+        left = f", which {', '.join(reasons)}" if reasons else ""
+        raise ValueError(
+            f"no block was chosen; got {blocks=} for a model of {len(known)} known blocks{left}"
+            + (f", and of others that need an Adapter: {others}" if others else "")
+        )
     for one in chosen:
         reason = one.heads.refuse or one.heads.leave or unused(one)
         if reason:

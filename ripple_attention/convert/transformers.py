@@ -30,6 +30,9 @@ PREFIX = {
     ),
     "siglip.modeling_siglip.SiglipAttention": lambda config: 0,
     "clip.modeling_clip.CLIPAttention": lambda config: 1,
+    "owlvit.modeling_owlvit.OwlViTAttention": lambda config: 1,
+    "aimv2.modeling_aimv2.Aimv2Attention": lambda config: 0,
+    "dpt.modeling_dpt.DPTSelfAttention": lambda config: 1,
 }
 """Attentions whose heads come from the table, and how many tokens stand in front of the grid's."""
 
@@ -68,7 +71,7 @@ class FromTable(Adapter):
         text = any("Text" in type(owner).__name__ for owner in owners)
         kind = type(attention)
         return Heads(
-            attention.head_dim,
+            getattr(attention, "head_dim", config.hidden_size // heads),
             heads,
             scale,
             PREFIX[f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")](

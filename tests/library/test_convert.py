@@ -94,6 +94,10 @@ MODELS = {
     ),
     "timm PE": (lambda: eva("vit_pe_core_tiny_patch16_384"), (TALL, WIDE)),
     "timm ViT with rope": (lambda: eva("vit_base_patch16_rope_reg1_gap_256"), (TALL, WIDE)),
+    "timm ViT with shared keys": (
+        lambda: eva("vit_large_patch16_sapiens2", num_kv_heads=1),
+        (TALL, WIDE),
+    ),
     "timm HieraDet": (
         lambda: timm_model("sam2_hiera_tiny", embed_dim=16, num_heads=1),
         ((256, 256), (192, 320)),
@@ -142,6 +146,18 @@ MODELS = {
         lambda: hf(transformers.CLIPVisionModel, transformers.CLIPVisionConfig),
         (TALL, WIDE),
     ),
+    "transformers OWL-ViT": (
+        lambda: hf(transformers.OwlViTVisionModel, transformers.OwlViTVisionConfig),
+        (TALL, WIDE),
+    ),
+    "transformers AIMv2": (
+        lambda: hf(transformers.Aimv2VisionModel, transformers.Aimv2VisionConfig),
+        (TALL, TALL),
+    ),
+    "transformers DPT": (
+        lambda: hf(transformers.DPTModel, transformers.DPTConfig),
+        (TALL, TALL),
+    ),
     "transformers SAM": (lambda: hf_sam(use_rel_pos=False), (TALL, TALL)),
     "transformers SAM 2": (hf_sam2, ((128, 128), (128, 192))),
     "torchvision": (torchvision_vit, (TALL, TALL)),
@@ -167,7 +183,12 @@ def call(model, images):
 def features(model, images):
     if not isinstance(model, transformers.PreTrainedModel):
         return model(images)
-    learned = ("ViTModel", "SiglipVisionModel", "CLIPVisionModel")  # positions of one size
+    learned = (
+        "ViTModel",
+        "SiglipVisionModel",
+        "CLIPVisionModel",
+        "OwlViTVisionModel",
+    )  # positions of one size
     free = {"interpolate_pos_encoding": True} if type(model).__name__ in learned else {}
     return model(pixel_values=images, **free).last_hidden_state
 
@@ -284,6 +305,13 @@ def with_own_class():
         (lambda: vit(), {"blocks": "some"}, "'some'"),
         (lambda: vit(), {"near": "hard"}, "hard"),
         (with_own_class, {}, "Doubled.*Attention"),
+        (lambda: timm_model("vit_pwee_patch16_reg1_gap_256", depth=1), {}, "ParallelScalingBlock"),
+        (lambda: timm_model("pit_ti_224"), {}, "num_prefix_tokens"),
+        (
+            lambda: hf(transformers.Siglip2VisionModel, transformers.Siglip2VisionConfig),
+            {},
+            "Siglip2Attention",
+        ),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 2, 2)), {}, "timm.layers.attention.Attention"),
     ],
 )
