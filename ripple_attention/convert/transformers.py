@@ -8,6 +8,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
@@ -16,6 +17,7 @@ from transformers.models.sam2.modeling_sam2 import Sam2MultiScaleAttention
 from ripple_attention.convert.adapter import Adapter, Grid, Heads, adapts, refuse_mask
 from ripple_attention.convert.conversion import convert
 from ripple_attention.heads import RippleHeads
+from ripple_attention.operands import is_exporting
 
 PREFIX = {
     "vit.modeling_vit.ViTAttention": lambda config: 1,
@@ -47,9 +49,16 @@ def mix(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """The entry of the table: q, k, v (B, N, L, D) → (B, L, N, D)."""
+    hidden = None
+    if attention_mask is not None and is_exporting():
+        # Transformers makes one where it may not look whether any token is padded: equal rows.
+        row = attention_mask[:, 0, 0].expand(len(v), -1)  # (B, L)
+        hidden = ~row if row.dtype == torch.bool else row < 0
+        attention_mask = None
     refuse_mask(attention_mask=attention_mask, is_causal=is_causal)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention.ripple(q, k, v, grid_size=attention.ripple_grid.current()), None
+    grid_size = attention.ripple_grid.current()
+    return attention.ripple(q, k, v, grid_size=grid_size, key_padding_mask=hidden), None
 
 
 AttentionInterface.register("ripple", mix)

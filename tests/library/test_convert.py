@@ -462,6 +462,14 @@ def test_a_converted_model_exports():
     assert error(program.module()(images), call(model, images)) < 1e-5
 
 
+def test_a_model_of_transformers_exports_with_the_mask_that_it_then_makes():
+    model = made("transformers Dinov2")
+    convert(model, max_distance=2)
+    program = torch.export.export(model, (), {"pixel_values": photos(WIDE)})
+    found = program.module()(pixel_values=photos(WIDE)).last_hidden_state
+    assert error(found, call(model, photos(WIDE))) < 1e-5
+
+
 class Odd(nn.Module):
     """Somebody's own attention, with names of its own."""
 
