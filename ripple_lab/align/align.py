@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ripple_attention.convert import converted
 from ripple_lab.align.learning import Features, Learning, features_of
 from ripple_lab.align.lessons import Batch
-from ripple_lab.align.processes import is_main, share_parameters
+from ripple_lab.align.processes import any_process, is_main, share_parameters
 from ripple_lab.align.progress import AlignProgress
 from ripple_lab.files import replacing
 
@@ -56,6 +56,7 @@ def align(
     keep_lessons: bool = False,
     checkpoint: Path | None = None,
     checkpoint_seconds: float = 60.0,
+    seconds: float = math.inf,
     console: Console | None = None,
 ) -> list[Row]:
     """Teaches the ripples of a converted model to do what softmax did, without labels.
@@ -81,6 +82,7 @@ def align(
             a few batches in an order that stays, where the teacher's passes take most of the time.
         checkpoint: A file from which a stopped alignment goes on; written whole or not at all.
         checkpoint_seconds: How often.
+        seconds: Stop after so long; the same call goes on from the checkpoint.
         console: Where progress shows; nowhere unless given.
 
     Returns:
@@ -99,7 +101,7 @@ def align(
         raise ValueError("the teacher attends by softmax: take a copy from before the conversion")
     if iter(batches) is batches:
         raise ValueError("batches are gone through several times: give a list or a DataLoader")
-    state = load(checkpoint)
+    state, deadline = load(checkpoint), time.monotonic() + seconds
     rows: list[Row] = state.get("rows", [])
     with nothing_else_changes(model, teacher), AlignProgress(console if is_main() else None) as bar:
         learn = Learning(model, teacher, features, keep_lessons)
@@ -126,6 +128,8 @@ def align(
                     done += 1
                     rows.append({"stage": stage.name, "step": done, **errors})
                     bar.show(rows[-1])
+                    if seconds < math.inf and any_process(time.monotonic() > deadline):
+                        return rows
                     if time.monotonic() - saved > checkpoint_seconds:
                         save(checkpoint, model, blocks, optimizer, rows)
                         saved = time.monotonic()

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from processes import in_two_ranks
+from ripple_attention import models as _names_our_models  # noqa: F401
 from ripple_attention.convert import Adapter, Heads, adapts, convert, converted, revert
 
 EVERYWHERE = 24  # a window of this reach covers every grid of these tests
@@ -63,6 +64,11 @@ def hf_sam(**options):
         **options,
     )
     return transformers.SamVisionModel(config)
+
+
+def deit6(**options):
+    small = {"embed_dim": 64, "depth": 2, "num_heads": 2, "patch_size": 16, "img_size": 96}
+    return timm_model("deit6_tiny_patch2_32", **small, **options)
 
 
 def torchvision_vit():
@@ -160,6 +166,11 @@ MODELS = {
     ),
     "transformers SAM": (lambda: hf_sam(use_rel_pos=False), (TALL, TALL)),
     "transformers SAM 2": (hf_sam2, ((128, 128), (128, 192))),
+    "our DeiT": (lambda: deit6(), (TALL, WIDE)),
+    "our DeiT with class and registers": (
+        lambda: deit6(class_token=True, reg_tokens=2),
+        (TALL, WIDE),
+    ),
     "torchvision": (torchvision_vit, (TALL, TALL)),
 }
 
