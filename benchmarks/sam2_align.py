@@ -160,8 +160,8 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if name.startswith(own)}
 
 
-def run_variant(words: Any, judge: Judge, photos: Photos, name: str, left: float) -> bool:
-    """Aligns and measures; says whether there was time enough."""
+def run_variant(words: Any, judge: Judge, photos: Photos, name: str, deadline: float) -> None:
+    """Aligns and measures, if there is time enough."""
     model = copy.deepcopy(judge.teacher)
     turn(model, name)
     weights, checkpoint = (words.work / f"{name}.{end}" for end in ("safetensors", "align.pt"))
@@ -182,12 +182,12 @@ def run_variant(words: Any, judge: Judge, photos: Photos, name: str, left: float
         features=lambda model, batch: decoder_inputs(model, judge.neck, batch)[0],
         keep_lessons=words.keep_lessons,
         checkpoint=checkpoint,
-        seconds=left - MEASURING,
+        seconds=deadline - MEASURING - time.monotonic(),
         console=Console(width=200),
     )
     if len(rows) < sum(steps.values()):
         print(f"{name}: stopped after {len(rows)} steps; the same command goes on", flush=True)
-        return False
+        return
     compute_by(model, "auto")
     row |= {**steps, "batch": words.batch, "photos_learned": len(photos.paths)}
     row |= {"seconds": start and round(time.monotonic() - start), "side": words.side}
@@ -196,10 +196,9 @@ def run_variant(words: Any, judge: Judge, photos: Photos, name: str, left: float
     add_row({**row, "hardware": hardware(torch.device(words.device))}, words.results, "variant")
     checkpoint.unlink(missing_ok=True)
     print(row, flush=True)
-    return True
 
 
-def run_more(words: Any, judge: Judge, photos: Photos, name: str, left: float) -> bool:
+def run_more(words: Any, judge: Judge, photos: Photos, name: str, deadline: float) -> None:
     """Measures an aligned variant at another size, before and after some more steps there."""
     model = copy.deepcopy(judge.teacher)
     turn(model, name)
@@ -207,7 +206,7 @@ def run_more(words: Any, judge: Judge, photos: Photos, name: str, left: float) -
     if known.keys() != weights_of(model).keys():
         raise SystemExit(f"{name}.safetensors has other weights than {name}: align it again")
     model.load_state_dict(known, strict=False)
-    by, start = tried(name, words.device), time.monotonic()
+    by = tried(name, words.device)
     for steps in (0, words.more):
         if steps:
             compute_by(model, by)
@@ -218,22 +217,22 @@ def run_more(words: Any, judge: Judge, photos: Photos, name: str, left: float) -
                 steps=0,
                 block_steps=steps,
                 tuning_rate=words.tuning_rate,
-                seconds=left - (time.monotonic() - start),
+                seconds=deadline - MEASURING - time.monotonic(),
                 console=Console(width=200),
             )
             if len(rows) < steps:
-                return False
+                print(f"{name}: no time left after {len(rows)} of {steps} steps", flush=True)
+                return
             compute_by(model, "auto")
         row = {"variant": name, "side": words.side, "more_steps": steps, "computed_by": by}
         row |= {"batch": words.batch, "photos": len(judge.photos), **judge(model)}
         where = hardware(torch.device(words.device))
         add_row({**row, "hardware": where}, words.results, "variant", "side", "more_steps")
         print(row, flush=True)
-    return True
 
 
 def main() -> None:
-    start = time.monotonic()
+    started = time.monotonic()
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("pets", type=Path)
@@ -272,17 +271,17 @@ def main() -> None:
     photos = Photos(paths, judge.pretrained, words.batch, keep_on=device)
     print(f"{len(paths)} photos to learn from, {len(judge.photos)} to measure on", flush=True)
 
-    run: Callable[..., bool] = run_variant if words.more is None else run_more
+    deadline = started + words.seconds
+    run: Callable[..., None] = run_variant if words.more is None else run_more
     measured = read_csv(words.results) if words.results.exists() and words.more is None else []
     for name in names:
-        left = words.seconds - (time.monotonic() - start)
         if any(row["variant"] == name for row in measured):
             print(f"{name}: measured already, in {words.results}")
-        elif left < 2 * MEASURING:
+        elif time.monotonic() > deadline - 2 * MEASURING:
             print(f"{name}: no time left; the same command goes on", flush=True)
         else:
             try:
-                run(words, judge, photos, name, left)
+                run(words, judge, photos, name, deadline)
             except Exception:  # the others can still be measured
                 traceback.print_exc()
 

@@ -22,6 +22,8 @@ from ripple_lab.files import replacing
 
 Row = dict[str, Any]
 
+WARM_UP = 0.1  # of the steps
+
 
 @dataclass(frozen=True)
 class Stage:
@@ -31,7 +33,7 @@ class Stage:
         name: "ripples" (new parameters alone), "blocks" (their projections too) or "features" (the
             same, towards the teacher's features).
         steps: How many batches.
-        learning_rate: At its start; it falls to 0 as a cosine.
+        learning_rate: The largest; it rises for a tenth of the steps and falls to 0 as a cosine.
     """
 
     name: str
@@ -39,7 +41,8 @@ class Stage:
     learning_rate: float
 
     def rate(self, step: int) -> float:
-        return self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
+        rising = min(1.0, (step + 1) / (WARM_UP * self.steps))  # Adam's first steps are its worst
+        return self.learning_rate * rising * (1 + math.cos(math.pi * step / self.steps)) / 2
 
 
 def align(

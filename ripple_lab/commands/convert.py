@@ -19,7 +19,7 @@ WEIGHTS = typer.Option(help="A file with a timm model's weights; timm's own unle
 BLOCKS = typer.Option(help="global, all, or numbers with commas.")
 NEAR = typer.Option(help="softmax or features: what weighs tokens nearby.")
 MAX_DISTANCE = typer.Option(min=1, help="How far rings reach, in tokens.")
-PARTITION = typer.Option(help="chebyshev or logarithmic rings.")
+PARTITION = typer.Option(help="chebyshev, logarithmic or foveal rings.")
 SIDE = typer.Option(min=1, help="Pixels of an image's side; the model's own unless given.")
 COUNT = typer.Option(min=2, help="Of how many photos; an eighth of them to measure with.")
 BATCH = typer.Option(min=1, help="Photos at a time.")
