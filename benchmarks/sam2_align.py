@@ -9,7 +9,8 @@ and once after 50 more steps there. Rows are added to a CSV as they come. With -
 stops in time; the same command goes on from the folder --work, with its checkpoints and weights.
 
 On a GPU machine that takes 64 MiB a call and gives 16 MiB a file back, carry the encoder with one
-call and the rest with the next one. `runs/` is ignored by git:
+call and the rest with the next one (`runs/` is ignored by git; PYTHONPATH=. where the package is
+not installed):
 
     mkdir -p runs/trunk runs/sam2 && cp SAM2/trunk.safetensors runs/trunk
     cp -r SAM2/neck.safetensors SAM2/mask_decoder.onnx PETS/train PETS/val runs/sam2
