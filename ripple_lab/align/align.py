@@ -64,7 +64,7 @@ def align(
 ) -> list[Row]:
     """Teaches the ripples of a converted model to do what softmax did, without labels.
 
-    First the scale of each block's far part is calibrated. Then each converted block learns its
+    First the scale of each block's far part is calibrated, unless it has learned already. Then each converted block learns its
     teacher's output from the teacher's input, all blocks of a batch in one pass of the teacher; new
     parameters alone, then, for `block_steps`, their projections too. For `feature_steps`, all of
     them learn the teacher's features at the end.

@@ -21,11 +21,11 @@ RIDGE = 1e-2  # of the mean square of queries
 def calibrate(attention: Any, lessons: Iterable[Lesson]) -> None:
     """Sets the scale of an attention's far part by what its teacher was given.
 
-    Does nothing where the far part has no scale, or nothing is far.
+    Does nothing where the far part has no scale, its scale has learned already, or nothing is far.
     """
     ripple = attention.ripple
     scale = getattr(ripple, "far_scale", None)
-    if scale is None:
+    if scale is None or scale.weight.any():
         return
     samples = [sample for lesson in lessons for sample in far_sums(attention, lesson)]
     if not samples:

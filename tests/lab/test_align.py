@@ -69,6 +69,14 @@ def test_each_block_comes_nearer_to_its_teacher_and_its_projections_stay():
     assert changed and all(".ripple." in name for name in changed)
 
 
+def test_a_second_alignment_starts_where_the_first_ended():
+    model, by = student(), teacher()
+    align(model, by, batches(), steps=2)
+    weights = copy.deepcopy(model.state_dict())
+    align(model, by, batches(seed=2), steps=0, block_steps=1, tuning_rate=0.0)
+    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
+
+
 def test_projections_and_features_learn_when_they_are_asked_to():
     model = student([1])
     weights = copy.deepcopy(model.state_dict())
