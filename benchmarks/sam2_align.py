@@ -243,7 +243,7 @@ def main() -> None:
     parser.add_argument("--feature-steps", type=int, default=150)
     parser.add_argument("--more", type=int, help="steps at another --side, of what is aligned")
     parser.add_argument("--learning-rate", type=float, default=1e-2)
-    parser.add_argument("--tuning-rate", type=float, default=1e-4)
+    parser.add_argument("--tuning-rate", type=float, default=3e-5)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--learned", type=int, help="of how many photos; of all unless given")
     parser.add_argument("--photos", type=int, default=64, help="to measure on")

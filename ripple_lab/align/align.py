@@ -54,7 +54,7 @@ def align(
     block_steps: int = 0,
     feature_steps: int = 0,
     learning_rate: float = 1e-2,
-    tuning_rate: float = 1e-4,
+    tuning_rate: float = 3e-5,
     features: Features = features_of,
     keep_lessons: bool = False,
     checkpoint: Path | None = None,
@@ -64,10 +64,10 @@ def align(
 ) -> list[Row]:
     """Teaches the ripples of a converted model to do what softmax did, without labels.
 
-    First the scale of each block's far part is calibrated, unless it has learned already. Then each converted block learns its
-    teacher's output from the teacher's input, all blocks of a batch in one pass of the teacher; new
-    parameters alone, then, for `block_steps`, their projections too. For `feature_steps`, all of
-    them learn the teacher's features at the end.
+    First the scale of each block's far part is calibrated, unless it has learned already. Then each
+    converted block learns its teacher's output from the teacher's input, all blocks of a batch in
+    one pass of the teacher; new parameters alone, then, for `block_steps`, their projections too.
+    For `feature_steps`, all of them learn the teacher's features at the end.
 
     On GPUs the blocks run under bfloat16 autocast. In a process group, each process takes its own
     batches and all keep the same parameters.
