@@ -7,7 +7,8 @@ Align first, then measure:
     python benchmarks/sam2.py SAM2 PETS/val r4.safetensors --photos 16 \
         --aligned-by "60 steps on 21 photos"
 
-A further model adds its row to the CSV.
+A further model adds its row to the CSV. `sam2_align.py` compares many ways to align on a GPU,
+`sam2_speed.py` times them.
 
 SAM2 holds the encoder in timm's names (trunk.safetensors), SAM 2's neck (neck.safetensors), and its
 prompt encoder and mask decoder (mask_decoder.onnx). PETS/val holds photos and, beside each, its
@@ -21,11 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
 import torch
 from PIL import Image
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate
 
 from ripple_attention.convert import convert, converted
@@ -38,9 +38,9 @@ from ripple_lab.results import read_csv
 SIDE = 1024  # what the decoder knows
 
 
-def decoder_inputs(model: Any, neck: dict[str, Tensor], image: Tensor) -> list[Tensor]:
-    """The embedding (1, 256, 64, 64) and two finer maps."""
-    stages = model.forward_intermediates(image, intermediates_only=True)
+def decoder_inputs(model: Any, neck: dict[str, Tensor], images: Tensor) -> list[Tensor]:
+    """The embedding (B, 256, S/16, S/16) and two finer maps."""
+    stages = model.forward_intermediates(images, intermediates_only=True)
     names = [f"neck.convs.{3 - i}.conv" for i in range(4)]
     maps = [
         conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
@@ -55,64 +55,90 @@ def decoder_inputs(model: Any, neck: dict[str, Tensor], image: Tensor) -> list[T
     return [embedding, *fine]
 
 
-def mask_of(decoder: Any, inputs: list[Tensor], box: np.ndarray) -> np.ndarray:
-    """The mask (256, 256) that the decoder finds best."""
-    names = ("image_embed", "high_res_feats_0", "high_res_feats_1")
-    given = {name: x.numpy() for name, x in zip(names, inputs, strict=True)}
-    given["point_coords"] = box.reshape(1, 2, 2)
-    given["point_labels"] = np.array([[2, 3]], np.float32)  # the corners of a box
-    given["mask_input"] = np.zeros((1, 1, 256, 256), np.float32)
-    given["has_mask_input"] = np.zeros(1, np.float32)
-    masks, quality = decoder.run(None, given)
-    return masks[0, quality[0].argmax()] > 0
+class Judge:
+    """Measures changed encoders against the unchanged one; masks at 1024 × 1024 pixels only.
+
+    Args:
+        folder: SAM2.
+        photos: With their trimaps beside them.
+        side: Pixels of an image's side.
+        device: Where the encoders run, in float32. The decoder runs on the CPU.
+    """
+
+    def __init__(self, folder: Path, photos: list[Path], side: int = SIDE, device: str = "cpu"):
+        self.pretrained = load_pretrained("sam2_hiera_tiny", folder / "trunk.safetensors", side)
+        self.teacher: Any = self.pretrained.model.to(device)
+        neck = load_file(folder / "neck.safetensors", device=device)
+        self.neck = {name: x.float() for name, x in neck.items()}
+        self.photos, self.decoder = photos, None
+        self.images = Photos(photos, self.pretrained, keep_on=torch.device(device))
+        self.unchanged: dict[Path, np.ndarray] = {}  # masks
+        if side == SIDE:
+            import onnxruntime
+
+            self.decoder = onnxruntime.InferenceSession(folder / "mask_decoder.onnx")
+
+    @torch.no_grad()
+    def __call__(self, model: nn.Module) -> dict[str, float]:
+        """Means over the photos."""
+        rows = []
+        for photo, image in zip(self.photos, self.images, strict=True):
+            with listening(model, self.teacher) as lessons:
+                wanted = decoder_inputs(self.teacher, self.neck, image)
+                row = {
+                    name: float(lesson_error(attention, lessons[name]))
+                    for name, attention in converted(model)
+                }
+                inputs = decoder_inputs(model, self.neck, image)
+            row |= self.compare_masks(photo, wanted, inputs) if self.decoder else {}
+            row["embedding_error"] = float((inputs[0] - wanted[0]).norm() / wanted[0].norm())
+            rows.append(row)
+        return {name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]}
+
+    def compare_masks(
+        self, photo: Path, wanted: list[Tensor], inputs: list[Tensor]
+    ) -> dict[str, float]:
+        trimap = Image.open(photo.with_suffix(".png")).resize((256, 256), Image.Resampling.NEAREST)
+        labels = np.array(trimap)
+        y, x = np.nonzero(labels != 2)
+        box = np.array([x.min(), y.min(), x.max() + 1, y.max() + 1], np.float32) * SIDE / 256
+        if photo not in self.unchanged:
+            self.unchanged[photo] = self.mask(wanted, box)
+        masks = self.unchanged[photo], self.mask(inputs, box)
+        sure, animal = labels != 3, labels == 1
+        unchanged, own = (iou(mask, animal, sure) for mask in masks)
+        alike = iou(*masks, np.ones_like(sure))
+        return {"iou_unchanged": unchanged, "iou": own, "masks_alike": alike}
+
+    def mask(self, inputs: list[Tensor], box: np.ndarray) -> np.ndarray:
+        """The mask (256, 256) that the decoder finds best."""
+        names = ("image_embed", "high_res_feats_0", "high_res_feats_1")
+        given = {name: x.cpu().numpy() for name, x in zip(names, inputs, strict=True)}
+        given["point_coords"] = box.reshape(1, 2, 2)
+        given["point_labels"] = np.array([[2, 3]], np.float32)  # the corners of a box
+        given["mask_input"] = np.zeros((1, 1, 256, 256), np.float32)
+        given["has_mask_input"] = np.zeros(1, np.float32)
+        masks, quality = self.decoder.run(None, given)
+        return masks[0, quality[0].argmax()] > 0
 
 
 def iou(one: np.ndarray, other: np.ndarray, where: np.ndarray) -> float:
     return float((one & other & where).sum() / max(((one | other) & where).sum(), 1))
 
 
-def measure(folder: Path, photos: list[Path], aligned: list[Path]) -> list[dict[str, Any]]:
-    """A row for each aligned model: means over the photos."""
-    pretrained = load_pretrained("sam2_hiera_tiny", folder / "trunk.safetensors", SIDE)
-    teacher: Any = pretrained.model
-    neck = {name: x.float() for name, x in load_file(folder / "neck.safetensors").items()}
-    decoder = onnxruntime.InferenceSession(folder / "mask_decoder.onnx")
-    models: dict[Path, Any] = {}
-    for path in aligned:
-        models[path] = copy.deepcopy(teacher)
-        convert(models[path], **json.loads(path.with_suffix(".json").read_text()))
-        models[path].load_state_dict(load_file(path), strict=True)
-    found: dict[Path, list[dict[str, float]]] = {path: [] for path in aligned}
-    for photo in photos:
-        trimap = Image.open(photo.with_suffix(".png")).resize((256, 256), Image.Resampling.NEAREST)
-        labels = np.array(trimap)
-        y, x = np.nonzero(labels != 2)
-        box = np.array([x.min(), y.min(), x.max() + 1, y.max() + 1], np.float32) * SIDE / 256
-        image = Photos([photo], pretrained).read(photo)[None]
-        for path, model in models.items():
-            row = {}
-            with torch.no_grad(), listening(model, teacher) as lessons:
-                wanted = decoder_inputs(teacher, neck, image)
-                for name, attention in converted(model):
-                    row[name] = float(lesson_error(attention, lessons[name]))
-                inputs = decoder_inputs(model, neck, image)
-            masks = [mask_of(decoder, maps, box) for maps in (wanted, inputs)]
-            sure, animal = labels != 3, labels == 1
-            row["iou_unchanged"], row["iou"] = (iou(mask, animal, sure) for mask in masks)
-            row["masks_alike"] = iou(*masks, np.ones_like(sure))
-            row["embedding_error"] = float((inputs[0] - wanted[0]).norm() / wanted[0].norm())
-            found[path].append(row)
-            print(photo.name, path.name, {k: round(x, 3) for k, x in row.items()}, flush=True)
-    return [
-        {
-            "model": path.stem,
-            **json.loads(path.with_suffix(".json").read_text()),
-            "photos": len(rows),
-            **{name: round(float(np.mean([row[name] for row in rows])), 4) for name in rows[0]},
-            "hardware": hardware(torch.device("cpu")),
-        }
-        for path, rows in found.items()
-    ]
+def find_jpegs(folder: Path, count: int | None = None) -> list[Path]:
+    found = sorted(folder.glob("*.jpg"))[:count]
+    if not found:
+        raise SystemExit(f"There are no photos (*.jpg) in {folder}")
+    return found
+
+
+def add_row(row: dict[str, Any], path: Path, *keys: str) -> None:
+    """Adds a row to a CSV, in the place of one that has the same keys."""
+    others = read_csv(path) if path.exists() else []
+    others = [other for other in others if any(other[key] != row[key] for key in keys)]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_csv([*others, row], path)
 
 
 def main() -> None:
@@ -122,18 +148,20 @@ def main() -> None:
     parser.add_argument("aligned", type=Path, nargs="+")
     parser.add_argument("--photos", type=int, default=64)
     parser.add_argument("--aligned-by", default="", help="how, in words, for the CSV")
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--output", type=Path)
     words = parser.parse_args()
-    photos = sorted(words.photos_folder.glob("*.jpg"))[: words.photos]
-    rows = measure(words.folder, photos, words.aligned)
-    rows = [{**row, "aligned_by": words.aligned_by} for row in rows]
-    name = f"sam2-masks-{slug(hardware(torch.device('cpu')))}.csv"
-    output = words.output or Path("benchmarks/results") / name
-    names = {row["model"] for row in rows}
-    others = (
-        [row for row in read_csv(output) if row["model"] not in names] if output.exists() else []
-    )
-    write_csv(others + rows, output)
+    judge = Judge(words.folder, find_jpegs(words.photos_folder, words.photos), device=words.device)
+    where = hardware(torch.device(words.device))
+    output = words.output or Path("benchmarks/results") / f"sam2-masks-{slug(where)}.csv"
+    for path in words.aligned:
+        model = copy.deepcopy(judge.teacher)
+        config = json.loads(path.with_suffix(".json").read_text())
+        convert(model, **config)
+        model.load_state_dict(load_file(path), strict=True)
+        row = {"model": path.stem, **config, "photos": len(judge.photos), **judge(model)}
+        add_row({**row, "hardware": where, "aligned_by": words.aligned_by}, output, "model")
+        print(row, flush=True)
     print(f"Wrote {output}")
 
 

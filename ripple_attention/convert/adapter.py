@@ -134,7 +134,8 @@ def full_name(kind: type) -> str:
 
 def known_attentions() -> tuple[str, ...]:
     """The classes of attention that can hold ripples, of all libraries that are imported."""
-    import_module("ripple_attention.convert.torchvision")  # needs torch alone
+    for ours in ("own", "torchvision"):  # they need torch alone
+        import_module(f"ripple_attention.convert.{ours}")
     for library in ("timm", "transformers"):
         if sys.modules.get(library) is not None:  # else no model is of its classes
             with suppress(ImportError):  # of a version that has not all of them

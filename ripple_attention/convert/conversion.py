@@ -161,15 +161,26 @@ def find_attentions(model: nn.Module) -> tuple[list[Found], dict[str, nn.Module]
 
 
 def looks_like_attention(module: nn.Module) -> bool:
-    """Whether a module of an unknown class is called an attention, and projects by itself."""
-    called = any("attention" in kind.__name__.lower() for kind in type(module).__mro__)
-    return called and any(isinstance(child, nn.Linear) for child in module.children())
+    """Whether a module of an unknown class projects by itself, and is called an attention or has
+    heads and no attention within, as a block that fuses both of its halves.
+    """
+    if not any(isinstance(child, nn.Linear) for child in module.children()):
+        return False
+    if called_attention(module):
+        return True
+    heads = any(hasattr(module, name) for name in ("num_heads", "num_attention_heads"))
+    return heads and not any(adapter_of(x) or called_attention(x) for x in module.modules())
+
+
+def called_attention(module: nn.Module) -> bool:
+    names = [kind.__name__.lower() for kind in type(module).__mro__]
+    return any("attention" in name or "attn" in name for name in names)
 
 
 def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) -> list[Found]:
     """The attentions that were asked for; refuses those that ripples cannot keep."""
+    others = ", ".join(sorted({full_name(type(module)) for module in unknown.values()}))
     if not known:
-        others = ", ".join(sorted({full_name(type(module)) for module in unknown.values()}))
         raise ValueError(
             f"convert takes a model whose attentions have an Adapter; got {others or 'none'}. "
             f"Those that have one are {', '.join(known_attentions())}. For others, write one: see "
@@ -190,9 +201,12 @@ def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) ->
             )
         chosen = [one for one in known if one.index in [*blocks]]
     if not chosen:
+        reasons = dict.fromkeys(one.heads.leave for one in known if one.heads.leave)
+        left = f", which {', '.join(reasons)}" if reasons else ""
+        more = f", and of others that need an Adapter: {others}" if others else ""
         raise ValueError(
             f"at least one block is converted; got none by blocks={shorten(blocks)} of "
-            f'{len(known)}: blocks="all" takes every one'
+            f'{len(known)}{left}{more}. blocks="all" takes every one'
         )
     for one in chosen:
         reason = one.heads.refuse or one.heads.leave or unused(one)

@@ -22,16 +22,16 @@ def read(attention: Any, owners: Sequence[nn.Module], leave: str = "", refuse: s
     for owner in owners:
         if type(getattr(owner, "patch_drop", None)).__name__.startswith("PatchDropout"):
             refuse = "tokens that are dropped in training (patch_drop)"
-    prefix = getattr(attention, "num_prefix_tokens", None)
+    known = (getattr(x, "num_prefix_tokens", None) for x in (attention, *owners))
+    prefix = next((x for x in known if x is not None), 0 if not owners else None)
     if prefix is None:
-        known = (getattr(owner, "num_prefix_tokens", None) for owner in owners)
-        prefix = next((x for x in known if x is not None), 0)
+        refuse = "how many tokens stand in front of the grid's: set num_prefix_tokens of the model"
     width = attention.proj.in_features
     return Heads(
         width // attention.num_heads,
         attention.num_heads,
         attention.scale,
-        prefix,
+        prefix or 0,
         leave=leave,
         refuse=refuse,
     )
@@ -80,12 +80,7 @@ class Rotated(Projections):
 
     @classmethod
     def heads(cls, attention: Any, owners: Sequence[nn.Module]) -> Heads:
-        shared = getattr(attention, "num_kv_groups", 1)
-        return read(
-            attention,
-            owners,
-            refuse=f"keys shared by {shared} heads of queries (num_kv_heads)" if shared > 1 else "",
-        )
+        return read(attention, owners)
 
     def project(self: Any, x: Tensor) -> list[Tensor]:
         if self.qkv is None:
@@ -104,10 +99,13 @@ class Rotated(Projections):
         is_causal: bool = False,
     ) -> Tensor:
         refuse_mask(attn_mask=attn_mask, is_causal=is_causal)
-        q, k, v = (y.unflatten(-1, (self.num_heads, -1)) for y in self.project(x))  # (B, L, N, D)
+        projected = self.project(x)
+        q, k, v = (y.unflatten(-1, (-1, self.ripple.head_dim)) for y in projected)  # (B, L, ·, D)
         q, k = self.q_norm(q), self.k_norm(k)
         if rope is not None:
             q, k = self.rotate(q, rope).type_as(v), self.rotate(k, rope).type_as(v)
+        if (shared := getattr(self, "num_kv_groups", 1)) > 1:  # heads of queries that share a key
+            k, v = k.repeat_interleave(shared, 2), v.repeat_interleave(shared, 2)
         return self.finish(x, self.ripple(q, k, v, grid_size=self.grid_size))
 
     def rotate(self: Any, x: Tensor, rope: Tensor) -> Tensor:

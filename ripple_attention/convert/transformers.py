@@ -8,6 +8,7 @@ import copy
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSdpaAttention
@@ -17,6 +18,7 @@ from ripple_attention.checks import shorten
 from ripple_attention.convert.adapter import Adapter, Grid, Heads, adapts, refuse_mask
 from ripple_attention.convert.conversion import convert
 from ripple_attention.heads import RippleHeads
+from ripple_attention.operands import is_exporting
 
 PREFIX = {
     "vit.modeling_vit.ViTAttention": lambda config: 1,
@@ -31,6 +33,9 @@ PREFIX = {
     ),
     "siglip.modeling_siglip.SiglipAttention": lambda config: 0,
     "clip.modeling_clip.CLIPAttention": lambda config: 1,
+    "owlvit.modeling_owlvit.OwlViTAttention": lambda config: 1,
+    "aimv2.modeling_aimv2.Aimv2Attention": lambda config: 0,
+    "dpt.modeling_dpt.DPTSelfAttention": lambda config: 1,
 }
 """Attentions whose heads come from the table, and how many tokens stand in front of the grid's."""
 
@@ -45,9 +50,16 @@ def mix(
     **rest: Any,
 ) -> tuple[Tensor, None]:
     """The entry of the table: q, k, v (B, N, L, D) → (B, L, N, D)."""
+    hidden = None
+    if attention_mask is not None and is_exporting():
+        # Transformers makes one where it may not look whether any token is padded: equal rows.
+        row = attention_mask[:, 0, 0].expand(len(v), -1)  # (B, L)
+        hidden = ~row if row.dtype == torch.bool else row < 0
+        attention_mask = None
     refuse_mask(attention_mask=attention_mask, is_causal=is_causal)
     q, k, v = (x.transpose(1, 2) for x in (q, k, v))
-    return attention.ripple(q, k, v, grid_size=attention.ripple_grid.current()), None
+    grid_size = attention.ripple_grid.current()
+    return attention.ripple(q, k, v, grid_size=grid_size, key_padding_mask=hidden), None
 
 
 AttentionInterface.register("ripple", mix)
@@ -69,7 +81,7 @@ class FromTable(Adapter):
         text = any("Text" in type(owner).__name__ for owner in owners)
         kind = type(attention)
         return Heads(
-            attention.head_dim,
+            getattr(attention, "head_dim", config.hidden_size // heads),
             heads,
             scale,
             PREFIX[f"{kind.__module__}.{kind.__qualname__}".removeprefix("transformers.models.")](

@@ -19,13 +19,15 @@ from ripple_attention.checks import check_count, check_number, shorten
 from ripple_attention.convert import converted
 from ripple_lab.align.learning import Features, Learning, features_of
 from ripple_lab.align.lessons import Batch, check_teacher
-from ripple_lab.align.processes import is_main, share_parameters
+from ripple_lab.align.processes import any_process, is_main, share_parameters
 from ripple_lab.align.progress import AlignProgress
 from ripple_lab.files import replacing
 from ripple_lab.train.weights import CheckpointError, brief, misfit
 
 Row = dict[str, Any]
 CHECKSUM = 32  # bytes at the end of a checkpoint
+
+WARM_UP = 0.1  # of the steps
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class Stage:
         name: "ripples" (new parameters alone), "blocks" (their projections too) or "features" (the
             same, towards the teacher's features).
         steps: How many batches.
-        learning_rate: At its start; it falls to 0 as a cosine.
+        learning_rate: The largest; it rises for a tenth of the steps and falls to 0 as a cosine.
     """
 
     name: str
@@ -44,7 +46,8 @@ class Stage:
     learning_rate: float
 
     def rate(self, step: int) -> float:
-        return self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
+        rising = min(1.0, (step + 1) / (WARM_UP * self.steps))  # Adam's first steps are its worst
+        return self.learning_rate * rising * (1 + math.cos(math.pi * step / self.steps)) / 2
 
 
 def align(
@@ -56,19 +59,20 @@ def align(
     block_steps: int = 0,
     feature_steps: int = 0,
     learning_rate: float = 1e-2,
-    tuning_rate: float = 1e-4,
+    tuning_rate: float = 3e-5,
     features: Features = features_of,
     keep_lessons: bool = False,
     checkpoint: Path | None = None,
     checkpoint_seconds: float = 60.0,
+    seconds: float = math.inf,
     console: Console | None = None,
 ) -> list[Row]:
     """Teaches the ripples of a converted model to do what softmax did, without labels.
 
-    First the scale of each block's far part is calibrated. Then each converted block learns its
-    teacher's output from the teacher's input, all blocks of a batch in one pass of the teacher; new
-    parameters alone, then, for `block_steps`, their projections too. For `feature_steps`, all of
-    them learn the teacher's features at the end.
+    First the scale of each block's far part is calibrated, unless it has learned already. Then each
+    converted block learns its teacher's output from the teacher's input, all blocks of a batch in
+    one pass of the teacher; new parameters alone, then, for `block_steps`, their projections too.
+    For `feature_steps`, all of them learn the teacher's features at the end.
 
     On GPUs the blocks run under bfloat16 autocast. In a process group, each process takes its own
     batches and all keep the same parameters.
@@ -86,6 +90,7 @@ def align(
             a few batches in an order that stays, where the teacher's passes take most of the time.
         checkpoint: A file from which a stopped alignment goes on; written whole or not at all.
         checkpoint_seconds: How often.
+        seconds: Stop after so long; the same call goes on from the checkpoint.
         console: Where progress shows; nowhere unless given.
 
     Returns:
@@ -109,7 +114,7 @@ def align(
             "batches are gone through several times, so they must be a list or a DataLoader; got "
             f"{shorten(batches)}: list(…) makes one"
         )
-    state = load(checkpoint, model)
+    state, deadline = load(checkpoint, model), time.monotonic() + seconds
     rows: list[Row] = state.get("rows", [])
     with nothing_else_changes(model, teacher), AlignProgress(console if is_main() else None) as bar:
         learn = Learning(model, teacher, features, keep_lessons)
@@ -136,6 +141,8 @@ def align(
                     done += 1
                     rows.append({"stage": stage.name, "step": done, **errors})
                     bar.show(rows[-1])
+                    if seconds < math.inf and any_process(time.monotonic() > deadline):
+                        return rows
                     if time.monotonic() - saved > checkpoint_seconds:
                         save(checkpoint, model, optimizer, rows)
                         saved = time.monotonic()

@@ -21,25 +21,26 @@ RIDGE = 1e-2  # of the mean square of queries
 def calibrate(attention: Any, lessons: Iterable[Lesson]) -> None:
     """Sets the scale of an attention's far part by what its teacher was given.
 
-    Does nothing where the far part has no scale, or nothing is far.
+    Does nothing where the far part has no scale, its scale has learned already, or nothing is far.
     """
     ripple = attention.ripple
     scale = getattr(ripple, "far_scale", None)
-    if scale is None:
+    if scale is None or scale.weight.any():
         return
     samples = [sample for lesson in lessons for sample in far_sums(attention, lesson)]
     if not samples:
         return
     q, gap, share = (torch.cat(parts) for parts in zip(*samples, strict=True))
-    ones = torch.ones_like(gap).unsqueeze(-1)
-    x = torch.cat([q, ones], -1).transpose(0, 1)  # (N, S, D + 1)
-    weighted = x * share.T.unsqueeze(-1)
-    penalty = RIDGE * weighted.square().sum((1, 2)) / x.shape[-1]
-    square = weighted.mT @ x
-    diagonal = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
-    diagonal[-1, -1] = 0  # the constant is free
-    square = square + penalty[:, None, None] * diagonal
-    solved = torch.linalg.lstsq(square, weighted.mT @ gap.T.unsqueeze(-1)).solution[..., 0]
+    with without_autocast(q):  # equations in half precision have no solution worth the name
+        ones = torch.ones_like(gap).unsqueeze(-1)
+        x = torch.cat([q, ones], -1).transpose(0, 1)  # (N, S, D + 1)
+        weighted = x * share.T.unsqueeze(-1)
+        penalty = RIDGE * weighted.square().sum((1, 2)) / x.shape[-1]
+        square = weighted.mT @ x
+        diagonal = torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+        diagonal[-1, -1] = 0  # the constant is free
+        square = square + penalty[:, None, None] * diagonal
+        solved = torch.linalg.lstsq(square, weighted.mT @ gap.T.unsqueeze(-1)).solution[..., 0]
     scale.weight.copy_(solved[:, :-1])
     scale.bias.copy_(solved[:, -1])
 

@@ -1,6 +1,7 @@
 """Pretrained models and photos, as the commands name them."""
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,26 +145,46 @@ class Photos:
         paths: Of pictures.
         pretrained: Says how.
         batch_size: Photos at a time; the last batch may have fewer.
+        keep_on: A device that keeps all photos, as bytes; else they are read again each time.
     """
 
-    def __init__(self, paths: Sequence[Path], pretrained: Pretrained, batch_size: int = 1):
+    def __init__(
+        self,
+        paths: Sequence[Path],
+        pretrained: Pretrained,
+        batch_size: int = 1,
+        keep_on: torch.device | None = None,
+    ):
         self.paths, self.pretrained, self.batch_size = paths, pretrained, batch_size
+        self.kept: Tensor | None = None
+        if keep_on is not None:
+            with ThreadPoolExecutor() as pool:
+                self.kept = torch.stack([*pool.map(self.pixels, paths)]).to(keep_on)
 
     def __len__(self) -> int:
         return -(-len(self.paths) // self.batch_size)
 
     def __iter__(self) -> Iterator[Tensor]:
         for start in range(0, len(self.paths), self.batch_size):
-            some = self.paths[start : start + self.batch_size]
-            yield torch.stack([self.read(path) for path in some])
+            part = slice(start, start + self.batch_size)
+            if self.kept is None:
+                yield torch.stack([self.read(path) for path in self.paths[part]])
+            else:
+                yield self.normalised(self.kept[part])
 
     def read(self, path: Path) -> Tensor:
+        return self.normalised(self.pixels(path))
+
+    def pixels(self, path: Path) -> Tensor:
+        """Bytes (3, S, S)."""
         side = self.pretrained.side
         picture = open_image(path).resize((side, side), Image.Resampling.BICUBIC)
-        pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255  # (3, S, S)
+        return torch.from_numpy(np.array(picture)).permute(2, 0, 1)
+
+    def normalised(self, pixels: Tensor) -> Tensor:
         colours = self.pretrained.mean, self.pretrained.std
-        mean, std = (torch.tensor(x)[:, None, None] for x in colours)
-        return (pixels - mean) / std
+        mean, std = (torch.tensor(x, device=pixels.device)[:, None, None] for x in colours)
+        return (pixels / 255 - mean) / std
 
 
 def find_photos(folder: Path, count: int | None = None) -> tuple[list[Path], list[Path]]:

@@ -34,6 +34,16 @@ def average_gradients(trained: list[Tensor]) -> None:
             p.grad = gradient / torch.distributed.get_world_size()
 
 
+def any_process(said: bool) -> bool:
+    """Whether one of the processes says so: all stop at the same step, or none."""
+    if not grouped():
+        return said
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    flag = torch.tensor(float(said), device=device)
+    torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX)
+    return bool(flag)
+
+
 @contextmanager
 def process_group(device: str) -> Iterator[torch.device]:
     """The group that torchrun started, if it did; gives the device of this process."""

@@ -2,10 +2,13 @@
 
 import copy
 import hashlib
+import importlib
 import json
 import os
 import pickle
+import shutil
 from io import BytesIO
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +23,14 @@ from processes import in_two_ranks, ripple
 from ripple_attention.convert import convert, converted
 from ripple_lab.align import align, errors, plan
 from ripple_lab.align.align import load
-from ripple_lab.align.models import load_pretrained
+from ripple_lab.align.calibrate import calibrate
+from ripple_lab.align.lessons import listening
+from ripple_lab.align.models import Photos, find_photos, load_pretrained
+from ripple_lab.results import read_csv
 from ripple_lab.train.lock import only_process_at
 from ripple_lab.train.weights import read_weights, write_weights
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 def teacher():
@@ -63,6 +71,14 @@ def test_each_block_comes_nearer_to_its_teacher_and_its_projections_stay():
     assert [row["step"] for row in rows] == [*range(1, 26)]
     changed = {k for k, x in model.state_dict().items() if not torch.equal(x, weights[k])}
     assert changed and all(".ripple." in name for name in changed)
+
+
+def test_a_second_alignment_starts_where_the_first_ended():
+    model, by = student(), teacher()
+    align(model, by, batches(), steps=2)
+    weights = copy.deepcopy(model.state_dict())
+    align(model, by, batches(seed=2), steps=0, block_steps=1, tuning_rate=0.0)
+    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
 
 
 def test_projections_and_features_learn_when_they_are_asked_to():
@@ -120,6 +136,41 @@ def test_a_stopped_alignment_goes_on_as_if_nothing_had_happened(tmp_path):
     before = copy.deepcopy(resumed.state_dict())  # what is finished stays as it is
     align(resumed, by, images, **steps, checkpoint=path)
     assert all(torch.equal(x, before[name]) for name, x in resumed.state_dict().items())
+
+
+def test_an_alignment_that_runs_out_of_time_goes_on(tmp_path):
+    by, path = teacher().double(), tmp_path / "align.pt"
+    images = [batch.double() for batch in batches()]
+    steps = {"steps": 2, "block_steps": 2}
+    whole, parted = student().double(), student().double()
+    rows, calls = align(whole, by, images, **steps), 0
+    again = []
+    while len(again) < 4:
+        again = align(parted, by, images, **steps, checkpoint=path, seconds=0)
+        calls += 1
+    assert calls == 4 and [row["step"] for row in again] == [row["step"] for row in rows]
+    for name, x in whole.state_dict().items():
+        torch.testing.assert_close(parted.state_dict()[name], x)
+
+
+def test_calibration_in_half_precision_finds_the_same_scale():
+    scales = []
+    for half in (False, True):
+        model, by = student([1]), teacher()
+        with listening(model, by) as lessons, torch.no_grad():
+            by(batches()[0])
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            calibrate(model.blocks[1].attn, [lessons["blocks.1.attn"]])
+        scales.append(model.blocks[1].attn.ripple.far_scale.weight.detach())
+    assert float((scales[1] - scales[0]).norm() / scales[0].norm()) < 0.05
+
+
+def test_photos_that_a_device_keeps_are_the_same(words):
+    pretrained = load_pretrained("test_vit", words[-1], side=96)
+    paths, _ = find_photos(words[1])
+    read, kept = (Photos(paths, pretrained, 2, where) for where in (None, torch.device("cpu")))
+    assert len(read) == len(kept) == 2
+    assert all(torch.equal(*pair) for pair in zip(read, kept, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -369,3 +420,70 @@ def aligned_in_a_rank(rank, port):
 def test_processes_that_align_together_have_one_model():
     one, other = in_two_ranks(aligned_in_a_rank)
     assert one == other
+
+
+@pytest.fixture
+def benchmark(monkeypatch, tmp_path):
+    """Runs a file of benchmarks/; gives the rows of its CSV."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+
+    def run(name, *words):
+        results = tmp_path / f"{name}.csv"
+        command = [name, *words, "--results", results]
+        monkeypatch.setattr("sys.argv", [str(word) for word in command])
+        importlib.import_module(name).main()
+        return read_csv(results)
+
+    return run
+
+
+def test_windows_attend_within_windows(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    windows = importlib.import_module("sam2_align").Windows(4)
+    q, k, v = torch.randn(3, 2, 8 * 12, 3, 5)
+    out = windows(q, k, v, grid_size=(8, 12)).unflatten(1, (8, 12))
+    one = (x.unflatten(1, (8, 12))[:, 4:, 8:].flatten(1, 2).transpose(1, 2) for x in (q, k, v))
+    expected = torch.nn.functional.scaled_dot_product_attention(*one)
+    torch.testing.assert_close(out[:, 4:, 8:].flatten(1, 2).transpose(1, 2), expected)
+
+
+@pytest.mark.slow
+def test_variants_of_sam2_are_aligned_measured_and_timed(tmp_path, words, benchmark):
+    torch.manual_seed(0)
+    model = timm.create_model("sam2_hiera_tiny", num_classes=0)
+    save_file(model.state_dict(), tmp_path / "trunk.safetensors")
+    widths = {f"neck.convs.{3 - i}.conv": 96 * 2**i for i in range(4)}
+    neck = {f"{name}.weight": torch.randn(256, width, 1, 1) for name, width in widths.items()}
+    neck |= {f"{name}.bias": torch.zeros(256) for name in widths}
+    for i, width in enumerate((32, 64)):
+        name = f"sam_mask_decoder.conv_s{i}"
+        neck |= {
+            f"{name}.weight": torch.randn(width, 256, 1, 1),
+            f"{name}.bias": torch.zeros(width),
+        }
+    save_file(neck | {"no_mem_embed": torch.zeros(256)}, tmp_path / "neck.safetensors")
+    for split in ("train", "val"):
+        shutil.copytree(words[1], tmp_path / split)
+    common = (tmp_path, tmp_path, "--photos", 2, "--batch", 1, "--work", tmp_path / "work")
+    steps = ("--steps", 2, "--block-steps", 1, "--feature-steps", 1, "--only", "r4-far,windows")
+    rows = benchmark("sam2_align", *common, *steps, "--side", 256)
+    assert [row["variant"] for row in rows] == ["r4-far", "windows"]
+    assert [row["block_steps"] for row in rows] == [1, 3]
+    far, windows = (row["embedding_error"] for row in rows)
+    assert 0 < far < 1 and windows < 1e-4  # one window holds all of this grid
+    assert benchmark("sam2_align", *common, *steps, "--side", 256) == rows  # nothing is done twice
+    (tmp_path / "sam2_align.csv").unlink()
+    rows = benchmark("sam2_align", *common, "--only", "r4-far", "--side", 512, "--more", 1)
+    assert [row["more_steps"] for row in rows] == [0, 1]
+    rows = benchmark(
+        "sam2_speed",
+        *("--device", "cpu", "--sides", 256, "--only", "r4", "--rounds", 1, "--no-compile"),
+    )
+    assert len(rows) == 6 and all(row["status"] == "ok" and row["median_ms"] > 0 for row in rows)
+
+
+@pytest.mark.slow
+def test_a_deit_of_cifar100_is_converted_aligned_and_tuned(benchmark):
+    rows = benchmark("cifar100_convert", "--quick")
+    assert [row["stage"] for row in rows] == ["softmax", "converted", "aligned", "tuned"]
+    assert 0 <= rows[-1]["top1"] <= 100

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from processes import in_two_ranks
+from ripple_attention import models as _names_our_models  # noqa: F401
 from ripple_attention.convert import Adapter, Heads, adapts, convert, converted, revert
 
 EVERYWHERE = 24  # a window of this reach covers every grid of these tests
@@ -65,6 +66,11 @@ def hf_sam(**options):
     return transformers.SamVisionModel(config)
 
 
+def deit6(**options):
+    small = {"embed_dim": 64, "depth": 2, "num_heads": 2, "patch_size": 16, "img_size": 96}
+    return timm_model("deit6_tiny_patch2_32", **small, **options)
+
+
 def torchvision_vit():
     return torchvision.models.VisionTransformer(96, 16, 2, 2, 32, 64, num_classes=5)
 
@@ -94,6 +100,10 @@ MODELS = {
     ),
     "timm PE": (lambda: eva("vit_pe_core_tiny_patch16_384"), (TALL, WIDE)),
     "timm ViT with rope": (lambda: eva("vit_base_patch16_rope_reg1_gap_256"), (TALL, WIDE)),
+    "timm ViT with shared keys": (
+        lambda: eva("vit_large_patch16_sapiens2", num_kv_heads=1),
+        (TALL, WIDE),
+    ),
     "timm HieraDet": (
         lambda: timm_model("sam2_hiera_tiny", embed_dim=16, num_heads=1),
         ((256, 256), (192, 320)),
@@ -142,8 +152,25 @@ MODELS = {
         lambda: hf(transformers.CLIPVisionModel, transformers.CLIPVisionConfig),
         (TALL, WIDE),
     ),
+    "transformers OWL-ViT": (
+        lambda: hf(transformers.OwlViTVisionModel, transformers.OwlViTVisionConfig),
+        (TALL, WIDE),
+    ),
+    "transformers AIMv2": (
+        lambda: hf(transformers.Aimv2VisionModel, transformers.Aimv2VisionConfig),
+        (TALL, TALL),
+    ),
+    "transformers DPT": (
+        lambda: hf(transformers.DPTModel, transformers.DPTConfig),
+        (TALL, TALL),
+    ),
     "transformers SAM": (lambda: hf_sam(use_rel_pos=False), (TALL, TALL)),
     "transformers SAM 2": (hf_sam2, ((128, 128), (128, 192))),
+    "our DeiT": (lambda: deit6(), (TALL, WIDE)),
+    "our DeiT with class and registers": (
+        lambda: deit6(class_token=True, reg_tokens=2),
+        (TALL, WIDE),
+    ),
     "torchvision": (torchvision_vit, (TALL, TALL)),
 }
 
@@ -167,7 +194,12 @@ def call(model, images):
 def features(model, images):
     if not isinstance(model, transformers.PreTrainedModel):
         return model(images)
-    learned = ("ViTModel", "SiglipVisionModel", "CLIPVisionModel")  # positions of one size
+    learned = (
+        "ViTModel",
+        "SiglipVisionModel",
+        "CLIPVisionModel",
+        "OwlViTVisionModel",
+    )  # positions of one size
     free = {"interpolate_pos_encoding": True} if type(model).__name__ in learned else {}
     return model(pixel_values=images, **free).last_hidden_state
 
@@ -284,6 +316,13 @@ def with_own_class():
         (lambda: vit(), {"blocks": "some"}, "'some'"),
         (lambda: vit(), {"near": "hard"}, "hard"),
         (with_own_class, {}, "Doubled.*Attention"),
+        (lambda: timm_model("vit_pwee_patch16_reg1_gap_256", depth=1), {}, "ParallelScalingBlock"),
+        (lambda: timm_model("pit_ti_224"), {}, "num_prefix_tokens"),
+        (
+            lambda: hf(transformers.Siglip2VisionModel, transformers.Siglip2VisionConfig),
+            {},
+            "Siglip2Attention",
+        ),
         (lambda: nn.Sequential(nn.Conv2d(3, 8, 2, 2)), {}, "timm.layers.attention.Attention"),
     ],
 )
@@ -432,6 +471,14 @@ def test_a_converted_model_exports():
     )
     images = photos(TALL, batch=3)
     assert error(program.module()(images), call(model, images)) < 1e-5
+
+
+def test_a_model_of_transformers_exports_with_the_mask_that_it_then_makes():
+    model = made("transformers Dinov2")
+    convert(model, max_distance=2)
+    program = torch.export.export(model, (), {"pixel_values": photos(WIDE)})
+    found = program.module()(pixel_values=photos(WIDE)).last_hidden_state
+    assert error(found, call(model, photos(WIDE))) < 1e-5
 
 
 class Odd(nn.Module):
