@@ -642,7 +642,7 @@ def test_ranks_judge_what_all_of_them_found():
 
 def test_a_missing_evaluator_is_said_with_the_remedy(monkeypatch):
     monkeypatch.setitem(sys.modules, "faster_coco_eval", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'ripple-attention\[detection\]'"):
+    with pytest.raises(ModuleNotFoundError, match=r"pip install '\.\[detection\]'"):
         judged(*squares())
 
 
