@@ -331,9 +331,9 @@ def test_options_of_a_feature_map_that_is_made_already_are_refused(kind):
     own = create_feature_map("learned", 12, num_features=20)
     for options in ({}, {"num_features": 20}, {"feature_map_options": {}}):
         assert make(kind, feature_map=own, **options).feature_map.num_features == 20
-    with pytest.raises(ValueError, match="name of a .* got num_features=99.* Learned of 20 .*Leave"):
+    with pytest.raises(ValueError, match=r"num_features=99.* Learned of 20 .*Leave"):
         make(kind, feature_map=own, num_features=99)
-    with pytest.raises(ValueError, match="name of a .*feature_map_options={'scaling': 'none'}.*Leave"):
+    with pytest.raises(ValueError, match=r"feature_map_options={'scaling': 'none'}.*Leave"):
         make(kind, feature_map=own, feature_map_options={"scaling": "none"})
 
 
