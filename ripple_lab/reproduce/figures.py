@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
 from ripple_lab.reproduce.speeds import (
+    RESULTS,
     figure_command,
     figure_rows,
     measured_on,
@@ -90,13 +91,14 @@ DIVERGENCE = (
         "stick-breaking, as printed",
         "cifar100-300-epochs-nvidia-h200/ripple.csv",
         300,
-        "ripple train cifar100-ripple-tiny",
+        "ripple train cifar100-ripple-tiny --ema-decay None --optimizer.no-decay-feature-maps "
+        "--hardware.compile",
     ),
     (
         "stick-breaking, plain",
         "cifar100-plain-sticks-nvidia-h200/ripple.csv",
         60,
-        "ripple train cifar100-short-ripple-tiny --model.balanced False",
+        "ripple train cifar100-short-ripple-tiny --model.balanced False --hardware.compile",
     ),
 )
 IMAGES = 8  # of each epoch's last batch, in runs of version 0.1, which do not name their number
@@ -197,7 +199,7 @@ def make_divergence(results: Results, folder: Path) -> Made:
     ]
     lacking = [
         f"{name}{f', over {FIXED_IMAGES} images' * (name in runs)}: not yet run: `{command}`, "
-        f"whose metrics.csv then goes to {file}"
+        f"whose metrics.csv then goes to {RESULTS}/{file}"
         for name, file, _, command in DIVERGENCE
         if images.get(name, 0) < FIXED_IMAGES
     ]

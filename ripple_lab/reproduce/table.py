@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ripple_lab.reproduce.markdown import listed, markdown_table, rounded
+from ripple_lab.reproduce.markdown import markdown_table, rounded
 from ripple_lab.results import Results
 
 
@@ -108,7 +108,7 @@ def grouped(said: Iterable[tuple[str, str]], everyone: int = 0) -> list[str]:
     for text, name in said:
         found.setdefault(text, {})[name] = None
     return [
-        f"{'All' if len(names) == everyone else listed(list(names))}: {text}"
+        f"{'All' if len(names) == everyone else '; '.join(names)}: {text}"
         for text, names in found.items()
         if text
     ]

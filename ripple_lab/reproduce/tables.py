@@ -97,7 +97,9 @@ TABLES = (
         "Table 3: object detection on COCO",
         "The paper: 50 and 108 epochs on 8 V100, 16 images at a time. It does not say on what, nor "
         "at what size of image, the seconds were measured; our multiply-adds are of 800×1066 "
-        "pixels. Parameters are those that are trained.",
+        "pixels. Parameters are those that are trained: one φ and one P for all heads of a layer. "
+        "The paper's linear and ripple detectors have about as many more as one for each head "
+        "would add.",
         ("detector", "gflops", "seconds", *PRECISION),
         rows(
             3,
@@ -153,8 +155,8 @@ TABLES = (
     Table(
         "table6",
         "Table 6: feature maps, DeiT-LA on ImageNet-1k",
-        f"{SCHEDULE} DPFP did not fully converge in the paper. Its own map without the fully "
-        "connected layer is T2R.",
+        f"{SCHEDULE} DPFP did not fully converge in the paper. The paper's own map without "
+        "the fully connected layer is T2R. Our RFA is without its authors' learned σ.",
         ("top1",),
         rows(
             6,
