@@ -82,7 +82,7 @@ class Encoder(nn.Module):
         if unknown:
             raise ValueError(
                 f"{kind.__name__} has the options {', '.join(sorted(known_options))}; got "
-                f"{', '.join(sorted(unknown))}"
+                f"{', '.join(sorted(unknown))}: leave out what it lacks"
             )
         if kind is SoftmaxAttention:
             attention_options = {"attn_drop": dropout, **attention_options}

@@ -194,7 +194,9 @@ def test_weights_that_cannot_be_had_are_one_clear_line(monkeypatch):
 def test_unknown_names_say_the_nearest():
     with pytest.raises(ValueError, match="did you mean smca_ripple_resnet50"):
         create_detector("smca_ripple_resnet_50", pretrained_backbone=False)
-    with pytest.raises(ValueError, match="LinearAttention has the options .*; got max_distance"):
+    with pytest.raises(
+        ValueError, match="LinearAttention has the options .*; got max_distance: leave"
+    ):
         create("smca_la_resnet18", max_distance=4)
     with pytest.raises(ValueError, match="attention must be one of softmax, linear, ripple"):
         Encoder("sliding")
@@ -332,6 +334,25 @@ def test_the_decoder_is_that_of_smcas_authors():
     for ours, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(ours, theirs, atol=1e-13, rtol=0)
     assert found[1].std(2).min() > 1e-3, "queries say all the same: this proves nothing"
+
+
+def test_the_decoder_starts_as_smcas_does():
+    decoder = Decoder(3, num_layers=2, dim=64, feedforward_dim=96)
+    for layer in decoder.layers:
+        assert not layer.scale.weight.any() and (layer.scale.bias == 1).all()
+        assert_xavier(layer.offset, *layer.mlp, layer.self_attn.out_proj, layer.cross_attn.out_proj)
+    assert_xavier(*decoder.reference)
+    assert decoder.classes.bias.tolist() == pytest.approx([-math.log(99)] * 3)
+    boxes = [layer for layer in decoder.boxes if isinstance(layer, torch.nn.Linear)]
+    for layer in (decoder.classes, *boxes):  # as PyTorch's linear layers start
+        assert 0.9 / 8 < layer.weight.abs().max() <= 1 / 8
+
+
+def assert_xavier(*modules):
+    for layer in modules:
+        if isinstance(layer, torch.nn.Linear):
+            bound = (6 / (layer.in_features + layer.out_features)) ** 0.5
+            assert 0.9 * bound < layer.weight.abs().max() <= bound
 
 
 @pytest.mark.parametrize(("row", "column"), [(0, 0), (2, 6), (4, 3)])
