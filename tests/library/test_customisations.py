@@ -48,6 +48,18 @@ class LoudMap(Learned):
         return 1.5 * super().features(x, draw, is_key=is_key)
 
 
+class LoudScale(Learned):
+    def scale(self, x):
+        return 1.5 * super().scale(x)
+
+
+class LoudTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        out = super().__torch_function__(function, types, args, kwargs or {})
+        return 1.5 * out if function is nn.functional.linear else out
+
+
 class StartsElsewhere(Learned):
     def __init__(self, *sizes):
         super().__init__(*sizes)
@@ -156,7 +168,7 @@ def normalises_spectra(layer):
         parametrizations.spectral_norm(layer.get_submodule(name))
 
 
-def adapts(name):
+def adapts(name, merged=False):
     def customise(layer):
         from peft import LoraConfig, get_peft_model
 
@@ -165,6 +177,8 @@ def adapts(name):
             parameter.requires_grad_()
             if "lora_B" in adapter:
                 nn.init.normal_(parameter, std=0.3)
+        if merged:
+            wrapped.merge_adapter()
         return wrapped
 
     return customise
@@ -202,6 +216,15 @@ def patches_the_call_of_a_map(layer):
 
 def changes_the_class_of_a_map(layer):
     layer.feature_map.__class__ = LoudMap
+
+
+def changes_a_helper_of_a_map(layer):
+    layer.feature_map.__class__ = LoudScale
+
+
+def has_parameters_of_a_subclass(layer):
+    for projection in (layer.feature_map.fc, layer.spatial_weights.proj):
+        projection.weight = nn.Parameter(projection.weight.data.as_subclass(LoudTensor))
 
 
 def has_a_map_that_starts_elsewhere(layer):
@@ -322,6 +345,8 @@ PLAIN = (
     exchanges_a_projection,
     patches_the_call_of_a_map,
     changes_the_class_of_a_map,
+    changes_a_helper_of_a_map,
+    has_parameters_of_a_subclass,
     has_a_map_that_starts_elsewhere,
     exchanges_a_map,
     exchanges_a_map_for_any_module,
@@ -337,6 +362,7 @@ PLAIN = (
 LOUD = {  # what changes the function
     **{customise.__name__: customise for customise in PLAIN},
     **{f"lora on {name}": adapts(name) for name in PROJECTIONS},
+    "lora merged": adapts("feature_map.fc", merged=True),
     **{f"hook of {name or 'layer'}": hooks("forward_hook", name, louder_output) for name in PARTS},
     **{
         f"pre-hook of {name or 'layer'}": hooks("forward_pre_hook", name, shifted_input)
