@@ -157,7 +157,6 @@ def _sines(x: Tensor, matrix: Tensor) -> Tensor:
         return torch.cat([angles.sin(), angles.cos()], -1).to(x.dtype)
 
 
-@stands_for
 class Learned(FeatureMap):
     """The paper's map: φ(x) = ReLU(W₂ [sin(W₁x); cos(W₁x)] + b₂), shared by the heads.
 
@@ -222,7 +221,6 @@ class LearnedRandomW1(RandomFeatureMap):
         return self.fc.weight if type(self.fc) is nn.Linear else None
 
 
-@stands_for
 class T2R(FeatureMap):
     """φ(x) = ReLU(Wx + b) with a matrix for each head (Kasai et al., 2021)."""
 
@@ -264,7 +262,6 @@ class T2R(FeatureMap):
         return FeatureSpec("relu", self.scaling, self.num_features, None, weight, bias)
 
 
-@stands_for
 class Hedgehog(FeatureMap):
     """φ(x) = softmax([Wx; −Wx]) with a matrix W for each head (Zhang et al., 2024).
 
@@ -442,7 +439,6 @@ class Elementwise(FeatureMap):
         super().__init__(head_dim, head_dim, scaling)
 
 
-@stands_for
 class Elu(Elementwise):
     """φ(x) = elu(x) + 1 (Katharopoulos et al., 2020)."""
 
@@ -454,7 +450,6 @@ class Elu(Elementwise):
         return FeatureSpec("elu", self.scaling, self.head_dim) if own else None
 
 
-@stands_for
 class Relu(Elementwise):
     """φ(x) = ReLU(x)."""
 
@@ -507,3 +502,6 @@ def create_feature_map(
     if kind in (T2R, Hedgehog):
         options["num_heads"] = num_heads
     return kind(head_dim, num_features, **options)
+
+
+stands_for(Learned, T2R, Hedgehog, Elu, Relu)

@@ -2,12 +2,15 @@
 
 The method `fused_spec` of a feature map or of spatial weights describes what a kernel may compute
 in its place, or returns None, as the base class does. If you change a module (by a subclass, a
-hook, a patch, a wrapper, or another module in place of a projection) there is no spec, and your
-code runs. A parametrised weight is read through its parametrisation, so a kernel may still compute
-it. Nor is there a spec of a module that would refuse its inputs: it runs, and says why.
+hook, a wrapper, another module in place of a projection, or a patch of it or of a function in its
+file) there is no spec, and your code runs. A parametrised weight is read through its
+parametrisation, so a kernel may still compute it. Nor is there a spec of a module that would refuse
+its inputs: it runs, and says why.
 """
 
+import sys
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -68,14 +71,26 @@ class Observer:
         self.receive(output)
 
 
-OWN_CODE: dict[type, dict[str, Any]] = {}
+OWN_METHODS: dict[type, dict[str, Any]] = {}
+OWN_FUNCTIONS: dict[type, tuple[dict[str, Any], dict[str, Any]]] = {}
 
 
-def stands_for(kind: type) -> type:
-    """Records the methods of a class, so that a later patch of the class is noticed."""
-    methods = {name for name in dir(kind) if callable(getattr(kind, name))} - set(dir(nn.Module))
-    OWN_CODE[kind] = {name: getattr(kind, name) for name in {*methods, *CALL}}
-    return kind
+def stands_for(*kinds: type) -> None:
+    """Records the methods of classes and the functions of their file, so that patches are noticed.
+
+    Called at the end of the file.
+    """
+    for kind in kinds:
+        methods = {name for name in dir(kind) if callable(getattr(kind, name))}
+        names = {*methods.difference(dir(nn.Module)), *CALL}
+        OWN_METHODS[kind] = {name: getattr(kind, name) for name in names}
+        around = vars(sys.modules[kind.__module__])
+        functions = {
+            name: x
+            for name, x in around.items()
+            if isinstance(x, FunctionType) and x.__module__ == kind.__module__
+        }
+        OWN_FUNCTIONS[kind] = around, functions
 
 
 stands_for(nn.Linear)
@@ -93,7 +108,11 @@ def runs_own_code(module: Any, kind: type) -> bool:
         hooks = state[name]
         if hooks and not all(isinstance(hook, Observer) for hook in hooks.values()):
             return False
-    for name, method in OWN_CODE[kind].items():
+    around, functions = OWN_FUNCTIONS[kind]
+    for name, function in functions.items():
+        if around.get(name) is not function:
+            return False
+    for name, method in OWN_METHODS[kind].items():
         if getattr(own, name) is not method or name in state:
             return False
     return True

@@ -110,7 +110,6 @@ def halt(weights: Tensor, threshold: float, tail: Tail = "share") -> Tensor:
     return torch.where(merged, left / count.clamp(min=1), weights)
 
 
-@stands_for
 class SpatialWeights(nn.Module):
     """Spatial weights from values: o_g = ⟨P v + p, e_{n,g}⟩, broken as a stick and halted.
 
@@ -256,3 +255,6 @@ def _check_halting(threshold: float, tail: str) -> None:
             "0 never halts."
         )
     check_choice("tail", tail, get_args(Tail))
+
+
+stands_for(SpatialWeights)

@@ -7,6 +7,7 @@ words.
 
 import copy
 from functools import partial
+from pkgutil import resolve_name
 
 import pytest
 import torch
@@ -25,7 +26,6 @@ from ripple_attention import (
     record_spatial_weights,
 )
 from ripple_attention.feature_maps import Learned
-from ripple_attention.heads import RippleCore
 
 pytestmark = needs_triton
 
@@ -46,6 +46,18 @@ class AttendsTwice(RippleAttention):
 class LoudMap(Learned):
     def features(self, x, draw, *, is_key):
         return 1.5 * super().features(x, draw, is_key=is_key)
+
+
+class LoudScale(Learned):
+    def scale(self, x):
+        return 1.5 * super().scale(x)
+
+
+class LoudTensor(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        out = super().__torch_function__(function, types, args, kwargs or {})
+        return 1.5 * out if function is nn.functional.linear else out
 
 
 class StartsElsewhere(Learned):
@@ -156,7 +168,7 @@ def normalises_spectra(layer):
         parametrizations.spectral_norm(layer.get_submodule(name))
 
 
-def adapts(name):
+def adapts(name, merged=False):
     def customise(layer):
         from peft import LoraConfig, get_peft_model
 
@@ -165,6 +177,8 @@ def adapts(name):
             parameter.requires_grad_()
             if "lora_B" in adapter:
                 nn.init.normal_(parameter, std=0.3)
+        if merged:
+            wrapped.merge_adapter()
         return wrapped
 
     return customise
@@ -202,6 +216,15 @@ def patches_the_call_of_a_map(layer):
 
 def changes_the_class_of_a_map(layer):
     layer.feature_map.__class__ = LoudMap
+
+
+def changes_a_helper_of_a_map(layer):
+    layer.feature_map.__class__ = LoudScale
+
+
+def has_parameters_of_a_subclass(layer):
+    for projection in (layer.feature_map.fc, layer.spatial_weights.proj):
+        projection.weight = nn.Parameter(projection.weight.data.as_subclass(LoudTensor))
 
 
 def has_a_map_that_starts_elsewhere(layer):
@@ -322,6 +345,8 @@ PLAIN = (
     exchanges_a_projection,
     patches_the_call_of_a_map,
     changes_the_class_of_a_map,
+    changes_a_helper_of_a_map,
+    has_parameters_of_a_subclass,
     has_a_map_that_starts_elsewhere,
     exchanges_a_map,
     exchanges_a_map_for_any_module,
@@ -337,6 +362,7 @@ PLAIN = (
 LOUD = {  # what changes the function
     **{customise.__name__: customise for customise in PLAIN},
     **{f"lora on {name}": adapts(name) for name in PROJECTIONS},
+    "lora merged": adapts("feature_map.fc", merged=True),
     **{f"hook of {name or 'layer'}": hooks("forward_hook", name, louder_output) for name in PARTS},
     **{
         f"pre-hook of {name or 'layer'}": hooks("forward_pre_hook", name, shifted_input)
@@ -511,18 +537,27 @@ def test_linear_attention_computes_what_the_user_wrote(change):
         assert relative_error(ours, reference) < 2e-5
 
 
-@pytest.mark.parametrize("kind", [RippleCore, RippleAttention, LinearAttention, nn.Linear])
+@pytest.mark.parametrize(
+    "patched",
+    [
+        "ripple_attention.heads.RippleCore.attend",
+        "ripple_attention.RippleAttention.attend",
+        "ripple_attention.LinearAttention.attend",
+        "ripple_attention.feature_maps._sines",
+        "ripple_attention.spatial_weights.halt",
+        "torch.nn.Linear.forward",
+    ],
+)
 @interpreted
-def test_a_class_that_is_patched_after_it_ran_runs_the_patch(kind):
-    name = "forward" if kind is nn.Linear else "attend"
+def test_what_is_patched_after_it_ran_runs_the_patch(patched):
     layer = make_layer("tiled_triton")
-    if kind is LinearAttention:
+    if "LinearAttention" in patched:
         layer = LinearAttention(16, num_heads=2)
         layer.implementation = "tiled_triton"
     x = torch.randn(1, 3, 4, 16)
-    plain, method = layer(x), getattr(kind, name)
+    plain, function = layer(x), resolve_name(patched)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, name, lambda *inputs: 2 * method(*inputs))
+        patch.setattr(patched, lambda *inputs: function(*inputs).square())
         got, layer.implementation = layer(x), "naive"
         assert relative_error(got, layer(x)) < 2e-5
     assert relative_error(got, plain) > 0.1
