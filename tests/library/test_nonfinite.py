@@ -19,6 +19,7 @@ from kernels import interpreted, needs_triton, run, use_tiles
 from ripple_attention import (
     LinearAttention,
     NearSoftmax,
+    Partition,
     RippleAttention,
     chebyshev,
     foveal,
@@ -113,6 +114,15 @@ def test_kernels_keep_what_is_not_finite(case, dtype):
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     function = run(name, partition, mask)
     assert_operator_keeps(function, inputs, values, partition, mask, tolerance=tolerance)
+
+
+@pytest.mark.parametrize("partition", [Partition((9,)), foveal(1, 8, 1)], ids=["wide", "coarse"])
+@needs_triton
+@interpreted
+def test_kernels_of_shared_sums_keep_what_is_not_finite(partition):
+    inputs, values = broken_inputs((2, 12), torch.float32, partition, (torch.inf,))
+    function = run("tile_sums_triton", partition)
+    assert_operator_keeps(function, inputs, values, partition, None)
 
 
 def by_pairs(partition, distance, mask, prefix_mask):

@@ -185,7 +185,9 @@ def forward_kernel(
         total += tl.load(totals + token, mask=inside, other=0.0)
         size += tl.load(sizes + token, mask=inside, other=0.0)
     total += eps
-    total = tl.where(tl.abs(total) <= size * CANCELLED, 0.0, total)
+    rounding = size * CANCELLED
+    total = tl.where(tl.abs(total) <= rounding, 0.0, total)
+    total = tl.where(rounding < float("inf"), total, float("nan"))  # else sums have overflowed
     result = _quotient(numerator, total[:, None], query.dtype)
     _store(out, token * E, inside, result, E, PADDED_E)
     tl.store(denominator + token, total, mask=inside)
