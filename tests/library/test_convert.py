@@ -349,8 +349,6 @@ def test_what_cannot_be_kept_is_refused_by_name_and_nothing_changes(model, optio
     assert [*model.state_dict()] == before and not any(converted(model))
 
 
-
-
 def test_masks_are_refused_at_the_call():
     model = made("timm class token")
     convert(model)
