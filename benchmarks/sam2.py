@@ -1,23 +1,10 @@
-r"""SAM 2's tiny image encoder with ripples: do its masks stay?
-
-Align first, then measure:
-
-    ripple align sam2_hiera_tiny PETS/train --weights SAM2/trunk.safetensors --side 1024 \
-        --count 24 --steps 60 --keep-lessons --max-distance 4 --output r4.safetensors
-    python benchmarks/sam2.py SAM2 PETS/val r4.safetensors --photos 16 \
-        --aligned-by "60 steps on 21 photos"
-
-A further model adds its row to the CSV. `sam2_align.py` compares many ways to align on a GPU,
-`sam2_speed.py` times them.
+"""SAM 2's tiny image encoder with ripples: do its masks stay? `sam2_align.py` has the command.
 
 SAM2 holds the encoder in timm's names (trunk.safetensors), SAM 2's neck (neck.safetensors), and its
 prompt encoder and mask decoder (mask_decoder.onnx). PETS/val holds photos and, beside each, its
 trimap: 1 animal, 2 background, 3 border. The decoder gets the box of the animal.
 """
 
-import argparse
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,31 +15,35 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate
 
-from ripple_attention.convert import convert, converted
+from ripple_attention.convert import converted
 from ripple_lab.align.lessons import lesson_error, listening
 from ripple_lab.align.models import Photos, load_pretrained
 from ripple_lab.files import write_csv
-from ripple_lab.machine import hardware, slug
 from ripple_lab.results import read_csv
 
 SIDE = 1024  # what the decoder knows
 
 
+def lateral(x: Tensor, neck: dict[str, Tensor], stage: int) -> Tensor:
+    name = f"neck.convs.{3 - stage}.conv"
+    return conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
+
+
+def embed(third: Tensor, fourth: Tensor, neck: dict[str, Tensor]) -> Tensor:
+    """Maps of the last two stages → the embedding (B, 256, S/16, S/16)."""
+    upper = interpolate(lateral(fourth, neck, 3), scale_factor=2)
+    return lateral(third, neck, 2) + upper + neck["no_mem_embed"].view(-1, 1, 1)
+
+
 def decoder_inputs(model: Any, neck: dict[str, Tensor], images: Tensor) -> list[Tensor]:
-    """The embedding (B, 256, S/16, S/16) and two finer maps."""
-    stages = model.forward_intermediates(images, intermediates_only=True)
-    names = [f"neck.convs.{3 - i}.conv" for i in range(4)]
-    maps = [
-        conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
-        for x, name in zip(stages, names, strict=True)
-    ]
-    embedding = maps[2] + interpolate(maps[3], scale_factor=2) + neck["no_mem_embed"].view(-1, 1, 1)
-    names = [f"sam_mask_decoder.conv_s{i}" for i in range(2)]
-    fine = [
-        conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
-        for x, name in zip(maps, names, strict=False)
-    ]
-    return [embedding, *fine]
+    """The embedding and two finer maps."""
+    *first, third, fourth = model.forward_intermediates(images, intermediates_only=True)
+    fine = []
+    for stage, x in enumerate(first):
+        name = f"sam_mask_decoder.conv_s{stage}"
+        x = lateral(x, neck, stage)
+        fine.append(conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"]))
+    return [embed(third, fourth, neck), *fine]
 
 
 class Judge:
@@ -139,31 +130,3 @@ def add_row(row: dict[str, Any], path: Path, *keys: str) -> None:
     others = [other for other in others if any(other[key] != row[key] for key in keys)]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_csv([*others, row], path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("photos_folder", type=Path)
-    parser.add_argument("aligned", type=Path, nargs="+")
-    parser.add_argument("--photos", type=int, default=64)
-    parser.add_argument("--aligned-by", default="", help="how, in words, for the CSV")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path)
-    words = parser.parse_args()
-    judge = Judge(words.folder, find_jpegs(words.photos_folder, words.photos), device=words.device)
-    where = hardware(torch.device(words.device))
-    output = words.output or Path("benchmarks/results") / f"sam2-masks-{slug(where)}.csv"
-    for path in words.aligned:
-        model = copy.deepcopy(judge.teacher)
-        config = json.loads(path.with_suffix(".json").read_text())
-        convert(model, **config)
-        model.load_state_dict(load_file(path), strict=True)
-        row = {"model": path.stem, **config, "photos": len(judge.photos), **judge(model)}
-        add_row({**row, "hardware": where, "aligned_by": words.aligned_by}, output, "model")
-        print(row, flush=True)
-    print(f"Wrote {output}")
-
-
-if __name__ == "__main__":
-    main()
