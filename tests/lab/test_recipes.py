@@ -115,6 +115,7 @@ def test_a_recipe_survives_json():
         ({"task": "detection", "mixing": {}}, "DetectionRecipe in the text has no field mixing"),
         ({"task": "detection", "model": {"queries": 0}}, "queries must be at least 1; got queries"),
         ({"task": "detection", "loss": {"alpha": 2.0}}, "alpha must lie between 0 and 1"),
+        ({"task": "detection", "loss": {"giou": -1.0}}, "giou must be at least 0; got giou=-1.0"),
         (
             {"task": "detection", "hardware": {"compile": True}},
             "hardware.compile is for classifiers",
