@@ -6,7 +6,7 @@ from torch import Tensor
 from ripple_attention.spatial_weights import fixed_weights
 
 
-def jensen_shannon(p: Tensor, q: Tensor, dim: int = -1) -> Tensor:
+def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:
     """The Jensen–Shannon divergence of two distributions, in nats.
 
         JSD(p, q) = S(m) − (S(p) + S(q))/2,    m = (p + q)/2,    S(x) = −Σ x log x
@@ -15,27 +15,26 @@ def jensen_shannon(p: Tensor, q: Tensor, dim: int = -1) -> Tensor:
     its unit; for bits, divide by log 2.
 
     Args:
-        p: Weights, at least 0, that add up to 1 along `dim`.
+        p: (…, G): weights, at least 0, that add up to 1 over the groups.
         q: The same, of a shape that broadcasts with p's.
-        dim: Along which they add up to 1.
 
     Returns:
-        The shape of p + q without `dim`, in float32 or better.
+        (…), in float32 or better.
 
     >>> half = torch.tensor([0.5, 0.5])
     >>> float(jensen_shannon(half, half))
     0.0
     """
-    if p.shape[dim] != q.shape[dim]:
+    if p.shape[-1] != q.shape[-1]:
         raise ValueError(
-            "two distributions are over the same groups, so p and q have the same length along "
-            f"dim={dim}; got shapes {tuple(p.shape)} and {tuple(q.shape)}"
+            "two distributions are over the same groups, so the last axes of p and q are equally "
+            f"long; got shapes {tuple(p.shape)} and {tuple(q.shape)}"
         )
     dtype = torch.promote_types(torch.promote_types(p.dtype, q.dtype), torch.float32)
     p, q = p.to(dtype), q.to(dtype)
     entropy = torch.special.entr
     mixed = entropy((p + q) / 2) - (entropy(p) + entropy(q)) / 2
-    return mixed.sum(dim).clamp(min=0)  # rounding could leave less
+    return mixed.sum(-1).clamp(min=0)  # rounding could leave less
 
 
 def divergence_from_fixed(weights: Tensor) -> Tensor:

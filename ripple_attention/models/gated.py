@@ -21,7 +21,6 @@ class GatedPositionalAttention(SoftmaxAttention):
     Args:
         dim: C, channels in and out.
         num_heads: N; divides `dim`.
-        local_strength: How sharply heads look at their offset at the start; see `local_init`.
         qkv_bias: Whether `qk` and `v` have a bias.
         proj_drop: Dropout after `proj`.
 
@@ -37,13 +36,11 @@ class GatedPositionalAttention(SoftmaxAttention):
         dim: int,
         num_heads: int = 6,
         *,
-        local_strength: float = 1.0,
         qkv_bias: bool = False,
         proj_drop: float = 0.0,
     ):
         super().__init__(dim, num_heads, qkv_bias=qkv_bias, proj_drop=proj_drop)
         del self.qkv  # values have a matrix of their own, which starts as the identity
-        self.local_strength = local_strength
         self.qk = nn.Linear(dim, 2 * dim, bias=qkv_bias)
         self.v = nn.Linear(dim, dim, bias=qkv_bias)
         self.pos_proj = nn.Linear(3, num_heads)
@@ -56,7 +53,7 @@ class GatedPositionalAttention(SoftmaxAttention):
 
         The first ⌊√N⌋² heads are the taps of a square kernel, column by column, with
 
-            w·[Δx, Δy, Δ²] = −strength·‖Δ − offset‖² + constant,
+            w·[Δx, Δy, Δ²] = −‖Δ − offset‖² + constant,
 
         and the other heads start near uniform. Call it again after an initialisation that sets
         all linear layers (timm's vision transformers do so, by the name `init_weights`).
@@ -71,7 +68,6 @@ class GatedPositionalAttention(SoftmaxAttention):
         for head in range(width**2):
             x, y = head // width - centre, head % width - centre
             self.pos_proj.weight[head] = torch.tensor([2 * x, 2 * y, -1.0])
-        self.pos_proj.weight *= self.local_strength
 
     init_weights = local_init
 

@@ -71,26 +71,21 @@ class CocoPictures(Dataset[tuple[Image.Image, Target]]):
         return self.annotations.ground_truth()
 
 
-def open_coco(root: str, train: bool, annotations: str = "", images: str = "") -> CocoPictures:
+def open_coco(root: str, train: bool) -> CocoPictures:
     """The images of one split.
 
     Args:
         root: A folder as COCO's, `annotations/instances_train2017.json` and `train2017/`; "train"
             in place of "train2017", `images/train/` and `train/_annotations.coco.json` do as well.
         train: The split for training; else that for evaluation.
-        annotations: The file of annotations, where it is another.
-        images: The folder of images, where it is another.
 
     Raises:
         DataError: Files are missing or damaged.
     """
     folder = Path(root).expanduser()
-    path, splits = _find_annotations(
-        folder, TRAIN_NAMES if train else EVALUATION_NAMES, annotations
-    )
+    path, split = _find_annotations(folder, TRAIN_NAMES if train else EVALUATION_NAMES)
     read = read_annotations(path)
-    places = [folder / name.format(split=split) for split in splits for name in IMAGE_FOLDERS]
-    places = [Path(images).expanduser()] if images else places
+    places = [folder / name.format(split=split) for name in IMAGE_FOLDERS]
     pictures = CocoPictures(read, _find_images(places, read.names[:SOME].tolist(), path))
     if read.dropped and train:
         warnings.warn(
@@ -101,19 +96,12 @@ def open_coco(root: str, train: bool, annotations: str = "", images: str = "") -
     return pictures
 
 
-def _find_annotations(
-    folder: Path, splits: tuple[str, ...], given: str
-) -> tuple[Path, tuple[str, ...]]:
-    """The file of annotations, and the names that its split may have."""
-    if given:
-        path = Path(given).expanduser()
-        if path.is_file():
-            return path, splits
-        raise DataError(f"annotations were looked for in {path}, which is not a file. {DOWNLOAD}")
+def _find_annotations(folder: Path, splits: tuple[str, ...]) -> tuple[Path, str]:
+    """The file of annotations, and the name of its split."""
     names = {file.format(split=split): split for split in splits for file in ANNOTATION_FILES}
     for name, split in names.items():
         if (folder / name).is_file():
-            return folder / name, (split,)
+            return folder / name, split
     raise DataError(
         f"annotations were looked for in {folder} ({', '.join(names)}) and are not there. "
         f"{DOWNLOAD}"

@@ -8,15 +8,6 @@ from ripple_lab.detection.items import DetectionItems, DetectionPictures, collat
 from ripple_lab.detection.shapes import Shapes
 from ripple_lab.detection.transforms import evaluation_transform, train_transform
 
-# Of the pictures of shapes: small, of few sizes, on ImageNet's mean colour.
-SHAPES: dict[str, Any] = {
-    "smallest": (64, 96),
-    "largest": (96, 128),
-    "sides": (24, 48),
-    "unit": 32,
-    "background": (124, 116, 104),
-}
-
 
 class DetectionData(RecipeData):
     """Pictures with boxes, augmented as DETR does."""
@@ -44,7 +35,7 @@ def open_pictures(recipe: Any, train: bool) -> DetectionPictures:
     pictures: DetectionPictures
     if spec.name == "shapes":
         count = spec.count if train else spec.evaluation_count
-        pictures = Shapes(count, seed=int(train), **SHAPES)
+        pictures = Shapes(count, seed=int(train))
     else:
         pictures = open_coco(spec.root, train)
     if len(pictures.classes) != spec.num_classes:

@@ -68,10 +68,6 @@ class CocoEvaluation:
         self._category_ids = np.array(sorted(c["id"] for c in ground_truth["categories"]))
         self._found: dict[int, np.ndarray] = {}
 
-    def reset(self) -> None:
-        """Forgets what was found."""
-        self._found = {}
-
     def update(self, found: list[dict[str, Tensor]], targets: list[Target]) -> None:
         """Adds the objects that `find_objects` found in the images of these targets."""
         for objects, target in zip(found, targets, strict=True):

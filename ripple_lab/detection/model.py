@@ -1,12 +1,12 @@
 """Detectors by name: a backbone, an encoder and a decoder put together."""
 
-import difflib
 from collections.abc import Sequence
 from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
 
+from ripple_lab.console import did_you_mean
 from ripple_lab.detection.backbone import WEIGHTS, Backbone
 from ripple_lab.detection.decoder import Decoder
 from ripple_lab.detection.encoder import Encoder
@@ -118,8 +118,7 @@ def create_detector(
     (torch.Size([2, 300, 3]), torch.Size([2, 300, 4]))
     """
     if name not in DETECTORS:
-        near = difflib.get_close_matches(str(name), DETECTORS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = did_you_mean(str(name), DETECTORS)
         known = ", ".join(DETECTORS)
         raise ValueError(f"there is no detector {name!r}: {hint}The detectors are {known}.")
     if num_classes < 1 or num_queries < 1:

@@ -12,6 +12,11 @@ from ripple_lab.detection.items import make_target
 from ripple_lab.detection.matching import Target
 
 CLASSES = ("circle", "square", "triangle")
+# Least and largest height and width of a picture, multiples of the unit: few sizes train faster.
+SMALLEST, LARGEST, UNIT = (64, 96), (96, 128), 32
+SIDES = (24, 48)  # least and largest side of a shape
+MOST = 4  # shapes of a picture
+BACKGROUND = (124, 116, 104)  # ImageNet's mean colour
 # How often a shape is put somewhere else before it is given up for lack of space.
 TRIES = 50
 
@@ -22,14 +27,12 @@ class Scene:
 
     Attributes:
         size: Height and width in pixels.
-        background: Its colour.
         boxes: Left, top, right and bottom of each shape in pixels, int (n, 4).
         labels: int (n,).
         colors: Of each shape, (n, 3).
     """
 
     size: tuple[int, int]
-    background: tuple[int, ...]
     boxes: np.ndarray
     labels: np.ndarray
     colors: np.ndarray
@@ -41,49 +44,13 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
     Args:
         count: How many pictures.
         seed: Another seed gives other pictures.
-        smallest, largest: Least and largest height and width of a picture in pixels.
-        sides: Least and largest side of a shape in pixels.
-        most: Shapes of a picture, at most.
         noise: Standard deviation of the noise, of 255.
-        unit: Height and width of a picture are multiples of this; pictures of few different sizes
-            are faster to train on.
-        background: Colour behind the shapes; None for another one in every picture.
     """
 
     classes = CLASSES
 
-    def __init__(
-        self,
-        count: int,
-        seed: int = 0,
-        smallest: tuple[int, int] = (96, 128),
-        largest: tuple[int, int] = (128, 160),
-        sides: tuple[int, int] = (16, 56),
-        most: int = 4,
-        noise: float = 12.0,
-        unit: int = 1,
-        background: tuple[int, int, int] | None = None,
-    ):
-        if not 2 <= sides[0] <= sides[1] <= min(smallest):
-            raise ValueError(
-                f"sides are the least, 2 or more, and the largest, no more than the smallest "
-                f"picture has; got {sides=}, {smallest=}"
-            )
-        if any(low > high for low, high in zip(smallest, largest, strict=True)):
-            raise ValueError(f"smallest must not exceed largest; got {smallest=}, {largest=}")
-        if unit < 1 or any(length % unit for length in (*smallest, *largest)):
-            raise ValueError(
-                f"unit must divide the smallest and the largest lengths; got {unit=}, "
-                f"{smallest=}, {largest=}"
-            )
-        if count < 1 or most < 1 or noise < 0:
-            raise ValueError(
-                f"count and most must be at least 1, noise at least 0; got {count=}, {most=}, "
-                f"{noise=}"
-            )
-        self.count, self.seed, self.most, self.noise = count, seed, most, noise
-        self.smallest, self.largest, self.sides, self.unit = smallest, largest, sides, unit
-        self.background = background
+    def __init__(self, count: int, seed: int = 0, noise: float = 12.0):
+        self.count, self.seed, self.noise = count, seed, noise
 
     def __len__(self) -> int:
         return self.count
@@ -92,7 +59,7 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
         if not 0 <= index < self.count:
             raise IndexError(f"there are {self.count} pictures; got {index=}")
         scene = self.scene(index)
-        image = Image.new("RGB", scene.size[::-1], scene.background)
+        image = Image.new("RGB", scene.size[::-1], BACKGROUND)
         draw = ImageDraw.Draw(image)
         for box, label, color in zip(scene.boxes, scene.labels, scene.colors, strict=True):
             _draw_shape(draw, CLASSES[label], box.tolist(), tuple(color.tolist()))
@@ -103,14 +70,14 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
     def scene(self, index: int) -> Scene:
         """What is in a picture, without drawing it."""
         rng = np.random.default_rng((self.seed, index))
-        least, most = np.floor_divide((self.smallest, self.largest), self.unit)
-        height, width = (self.unit * rng.integers(least, most + 1)).tolist()
+        least, most = np.floor_divide((SMALLEST, LARGEST), UNIT)
+        height, width = (UNIT * rng.integers(least, most + 1)).tolist()
         boxes: list[list[int]] = []
         labels: list[int] = []
-        for _ in range(int(rng.integers(1, self.most + 1))):
+        for _ in range(int(rng.integers(1, MOST + 1))):
             label = int(rng.integers(len(CLASSES)))
             for _ in range(TRIES):
-                w, h = rng.integers(self.sides[0], self.sides[1] + 1, 2).tolist()
+                w, h = rng.integers(SIDES[0], SIDES[1] + 1, 2).tolist()
                 h = h if CLASSES[label] == "triangle" else w
                 left, top = rng.integers(0, (width - w + 1, height - h + 1)).tolist()
                 box = [left, top, left + w, top + h]
@@ -118,18 +85,10 @@ class Shapes(Dataset[tuple[Image.Image, Target]]):
                     boxes.append(box)
                     labels.append(label)
                     break
-        background = rng.integers(0, 256, 3)
-        if self.background is not None:
-            background = np.array(self.background)
+        rng.integers(0, 256, 3)  # unused, but the colours, and so the results, depend on the draw
         # At least 64 of 255 away from the background, in every colour.
-        colors = (background + rng.integers(64, 193, (len(boxes), 3))) % 256
-        return Scene(
-            (height, width),
-            tuple(background.tolist()),
-            np.array(boxes),
-            np.array(labels),
-            colors,
-        )
+        colors = (BACKGROUND + rng.integers(64, 193, (len(boxes), 3))) % 256
+        return Scene((height, width), np.array(boxes), np.array(labels), colors)
 
     def ground_truth(self) -> dict[str, Any]:
         """COCO's form of all objects, for an evaluator; the category of label 0 is 1."""

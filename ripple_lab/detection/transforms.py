@@ -51,8 +51,6 @@ def evaluation_transform(scale: int | None = 800, max_size: int = 1333) -> Trans
     """
     if scale is None:
         return DetectionTransform([])
-    if not 1 <= scale <= max_size:
-        raise ValueError(f"scale must lie between 1 and max_size; got {scale=}, {max_size=}")
     return DetectionTransform([_resize((scale,), max_size)])
 
 

@@ -1,4 +1,4 @@
-"""The paper's claims on CIFAR-100 and the README's results, at equal epochs."""
+"""Blocks on CIFAR-100: the paper's claims at equal epochs, the README's results, the page's."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ripple_lab.paper import ACCURACY, TOP1_OF_TABLE_8
 from ripple_lab.reproduce.blocks import block
 from ripple_lab.reproduce.markdown import listed, markdown_table, rounded
-from ripple_lab.reproduce.queries import Seeds, at_epochs
+from ripple_lab.reproduce.queries import Seeds, at_epochs, best, settings
 from ripple_lab.results import Results, committed_results
 
 NOT_YET = "not yet run"
@@ -21,6 +21,26 @@ RESULTS = {
     "ripple": RIPPLE,
     "ripple, 4 layers": RIPPLE4,
 }
+SYSTEMS = {"DeiT-LA": DEIT_LA, "DeiT": DEIT, "ConViT": CONVIT, "ripple": RIPPLE}
+DEPTHS = {"DeiT-LA, 4 layers": f"{DEIT_LA}4", "DeiT, 4 layers": "", "ripple, 4 layers": RIPPLE4}
+SETUPS = {
+    "ripple, R_max 4": RIPPLE,
+    "R_max 2": f"{RIPPLE}-r2",
+    "R_max 8": f"{RIPPLE}-r8",
+    "R_max 16": f"{RIPPLE}-r16",
+    "logarithmic rings": f"{RIPPLE}-logarithmic",
+    "fixed weights": f"{RIPPLE}-fixed",
+    "softmax weights": f"{RIPPLE}-softmax",
+    "truncated: nothing beyond R_max": f"{RIPPLE}-truncated",
+    "DeiT-LA": DEIT_LA,
+}
+SCHEDULES = (
+    ("light augmentation, 20 epochs", "cifar100-20", 20),
+    ("the paper's, 60 epochs", "cifar100-short", 60),
+    ("the paper's, 100 epochs", "cifar100-short", 100),
+    ("light augmentation, 60 epochs", "cifar100-20", 60),
+    ("the paper's, 300 epochs", "cifar100", 300),
+)
 
 
 @dataclass(frozen=True)
@@ -60,10 +80,14 @@ def claims() -> str:
     rows = []
     for claim in CLAIMS:
         both = (claim.more, claim.less)
-        paper = [papers_top1(name, {*both} <= ACCURACY.keys()) for name in both]
+        # Table 8 has other numbers than table 2 for the models of both.
+        paper = [papers_top1(name) for name in both]
+        if RIPPLE4 in both:
+            paper = [TOP1_OF_TABLE_8[name] for name in both]
         found = [difference(claim, epochs, committed_results()) for epochs in (FULL, SHORT)]
-        differences = [paper[0] - paper[1], *found]
-        rows.append([claim.text, verdict(claim, found[0]), *map(points, differences)])
+        differences = [minus(*paper), *found]
+        rows.append([claim.text, verdict(claim, found[0])])
+        rows[-1] += [NOT_YET if x is None else percent(x) for x in differences]
     headings = ["claim", f"at {FULL} epochs", "the paper's difference"]
     headings += [f"ours, {epochs} epochs" for epochs in (FULL, SHORT)]
     used = {name: name for claim in CLAIMS for name in (claim.more, claim.less)}
@@ -76,22 +100,111 @@ def accuracy() -> str:
     rows = []
     for label, recipe in RESULTS.items():
         ours = [at_epochs(recipe, epochs, committed_results()) for epochs in (FULL, SHORT)]
-        paper = papers_top1(recipe, recipe in ACCURACY)
-        rows.append([label, rounded(paper, 1), *map(with_seeds, ours)])
+        rows.append([label, percent(papers_top1(recipe)), *map(with_seeds, ours)])
     headings = ["CIFAR-100, top-1 %", "paper, 300 epochs"]
     headings += [f"ours, {epochs} epochs" for epochs in (FULL, SHORT)]
     return f"{markdown_table(headings, rows)}\n\n{departures(RESULTS, (FULL, SHORT))}"
 
 
-def papers_top1(recipe: str, of_table_2: bool) -> float:
-    """Table 8 has other numbers than table 2 for the models of both."""
-    return ACCURACY[recipe][0] if of_table_2 else TOP1_OF_TABLE_8[recipe]
+@block("cifar100-300-epochs")
+def by_depth() -> str:
+    """Top-1 of the systems after 60 and 300 epochs, and the paper's after 300."""
+    return ours_and_the_papers(DEPTHS | SYSTEMS)
+
+
+@block("cifar100-setups")
+def by_setup() -> str:
+    """What each part of ripple attention is worth."""
+    return ours_and_the_papers(SETUPS)
+
+
+def ours_and_the_papers(recipes: dict[str, str]) -> str:
+    """A row for each recipe; without one, DeiT of four layers."""
+    lines = []
+    for name, recipe in recipes.items():
+        ours = [top1(recipe, epochs) if recipe else deit_of_four_layers(epochs)
+                for epochs in (SHORT, FULL)]  # fmt: skip
+        lines.append([name, *map(percent, (*ours, papers_top1(recipe)))])
+    return markdown_table(["top-1 %", "ours, 60 epochs", "ours, 300", "the paper, 300"], lines)
+
+
+@block("cifar100-no-positions")
+def without_positions() -> str:
+    """What a model loses without position embeddings."""
+    lines = []
+    for name, recipe in SYSTEMS.items():
+        both = (recipe, f"{recipe}-no-ape")
+        pairs = [[top1(it, epochs) for it in both] for epochs in (SHORT, FULL)]
+        pairs.append([papers_top1(it) for it in both])
+        changes = [signed(minus(without, given)) for given, without in pairs]
+        lines.append([name, *map(percent, pairs[0]), *changes])
+    headings = ["top-1 %, 60 epochs", "with positions", "without", "change"]
+    return markdown_table([*headings, "after 300 epochs", "in the paper"], lines)
+
+
+@block("cifar100-schedules")
+def by_schedule() -> str:
+    """How far ripple and DeiT-LA are from DeiT, by schedule."""
+    systems = (DEIT, RIPPLE, DEIT_LA)
+    found = {
+        name: [own_top1(recipe.replace("cifar100", prefix), epochs) for recipe in systems]
+        for name, prefix, epochs in SCHEDULES
+    }
+    found["the paper's own results"] = [papers_top1(recipe) for recipe in systems]
+    lines = [
+        [name, percent(deit), *(signed(minus(other, deit)) for other in others)]
+        for name, (deit, *others) in found.items()
+    ]
+    return markdown_table(["schedule", "DeiT, top-1 %", "ripple's lead", "DeiT-LA's lead"], lines)
+
+
+@block("cifar100-seeds")
+def by_seed() -> str:
+    """Top-1 of several seeds after 60 epochs."""
+    lines = []
+    for name in ("DeiT", "ripple"):
+        seeds = at_epochs(SYSTEMS[name], SHORT, committed_results())
+        assert seeds
+        runs = ", ".join(f"{run['top1']:.2f}" for run in seeds.runs)
+        lines.append([name, runs, percent(seeds.mean("top1"))])
+    return markdown_table(["top-1 %", "seeds 0, 1, …", "mean"], lines)
+
+
+def top1(recipe: str, epochs: int, results: Results | None = None) -> float | None:
+    """Top-1 of a recipe's model after that many epochs, the mean of its seeds."""
+    seeds = at_epochs(recipe, epochs, results or committed_results())
+    return seeds.mean("top1") if seeds else None
+
+
+def own_top1(recipe: str, epochs: int) -> float | None:
+    """Of the runs of this recipe itself, not of others with the same model."""
+    runs = [it for it in settings(recipe, "top1", committed_results()) if it.recipe == recipe]
+    found = best(runs, epochs)
+    return found.mean("top1") if found else None
+
+
+def deit_of_four_layers(epochs: int) -> float | None:
+    """Of recipes of DeiT whose depth was changed."""
+    for run in committed_results().of_kind("runs"):
+        named = run["recipe"].startswith("cifar100") and run["recipe"].endswith("-deit-tiny")
+        if named and run["epochs"] == epochs and "model.depth: None → 4" in run["changes"]:
+            return float(run["top1"])
+    return None
+
+
+def papers_top1(recipe: str) -> float | None:
+    """Table 2's or 4's, else table 8's."""
+    return ACCURACY[recipe][0] if recipe in ACCURACY else TOP1_OF_TABLE_8.get(recipe)
 
 
 def difference(claim: Claim, epochs: int, results: Results) -> float | None:
     """Points between a claim's two systems, None where one has not run so long."""
-    more, less = (at_epochs(recipe, epochs, results) for recipe in (claim.more, claim.less))
-    return more.mean("top1") - less.mean("top1") if more and less else None
+    return minus(*(top1(recipe, epochs, results) for recipe in (claim.more, claim.less)))
+
+
+def minus(number: float | None, other: float | None) -> float | None:
+    """How much more the one is than the other, where both are there."""
+    return None if number is None or other is None else number - other
 
 
 def verdict(claim: Claim, found: float | None) -> str:
@@ -101,9 +214,14 @@ def verdict(claim: Claim, found: float | None) -> str:
     return "confirmed" if claim.holds(found) else "not confirmed"
 
 
-def points(number: float | None) -> str:
-    """One decimal, or that it is not there yet."""
-    return NOT_YET if number is None else rounded(number, 1).replace("-", "−")
+def percent(number: float | None) -> str:
+    """One decimal, or a dash."""
+    return "–" if number is None else rounded(number, 1).replace("-", "−")
+
+
+def signed(number: float | None) -> str:
+    """The same with its sign."""
+    return "+" * (number is not None and number > 0) + percent(number)
 
 
 def with_seeds(seeds: Seeds | None) -> str:
@@ -111,7 +229,7 @@ def with_seeds(seeds: Seeds | None) -> str:
     if seeds is None:
         return NOT_YET
     count = f" ({len(seeds.runs)} seeds)" if len(seeds.runs) > 1 else ""
-    return rounded(seeds.mean("top1"), 1) + count
+    return percent(seeds.mean("top1")) + count
 
 
 def departures(recipes: dict[str, str], lengths: Iterable[int]) -> str:

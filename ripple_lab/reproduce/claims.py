@@ -3,7 +3,7 @@
 A verdict is computed from the same numbers as the row that it stands in.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
@@ -24,20 +24,6 @@ PAIRS = "ripple, all pairs in PyTorch operations"
 LOGARITHMIC, DENSE_RINGS = "ripple, logarithmic", "ripple, dense"
 HEADINGS = ("the paper says", "its numbers", "ours", "verdict")
 VERDICTS = {True: "confirmed", False: "**not confirmed**", None: "not run"}
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One claim, what the paper has for it, what we have, and whether that confirms it."""
-
-    text: str
-    paper: str
-    ours: str = "–"
-    holds: bool | None = None
-
-    @property
-    def cells(self) -> tuple[str, ...]:
-        return self.text, self.paper, self.ours, VERDICTS[self.holds]
 
 
 def model(system: str, step: str = "forward", value: str = "median_ms") -> float:
@@ -88,39 +74,39 @@ def claims_speed() -> str:
     theirs = paper.SPEED["table 4"]
     reaches = {2: "-r2", 4: "", 8: "-r8", 16: "-r16"}
     claims = [
-        Claim(
+        (
             "Its algorithm, summed-area tables, is much faster than all pairs.",
             "figure",
             f"{short(tables)} ms against {short(pairs)}",
             tables < pairs,
         ),
-        Claim(
+        (
             "Ripple attention is 5 to 10 times as fast as softmax when there are many tokens.",
             "figure",
             f"{times(deit / ripple)} with our kernels; {times(deit / tables)} with tables in "
             "PyTorch operations",
             deit / ripple >= 5,
         ),
-        Claim(
+        (
             "It takes linear time and behaves like linear attention.",
             "figure",
             f"{short(ripple)} ms against {short(linear)}; time grows as "
             f"tokens^{linear_growth:.1f}",
             linear_growth <= 1.1 and ripple < 1.5 * linear,
         ),
-        Claim(
+        (
             "If rings reach across the grid, time grows as tokens^1.5.",
             "O(HWR)",
             f"tokens^{growth:.2f} (tables as kernels)",
             growth <= 1.6,
         ),
-        Claim(
+        (
             "Logarithmic rings are as fast as R_max 4.",
             "figure",
             f"{times(logarithmic / ripple)} the time; on 256 tokens {times(1 / small)}",
             logarithmic <= 1.1 * ripple,
         ),
-        Claim(
+        (
             "Logarithmic rings are faster than dense ones when there are many tokens.",
             "figure",
             f"{short(logarithmic)} ms against {short(dense)}; in a training step "
@@ -129,28 +115,28 @@ def claims_speed() -> str:
             logarithmic < dense
             and model(LOGARITHMIC, "training step") < model(DENSE_RINGS, "training step"),
         ),
-        Claim(
+        (
             "On CIFAR-100's grid, ripple attention has a third of linear attention's speed.",
             f"{theirs['cifar100-ripple-tiny']:,.0f} against {theirs['cifar100-deit-la-tiny']:,.0f} "
             "images/s",
             f"{speeds[RIPPLE]:,.0f} against {speeds[LINEAR]:,.0f}",
             speeds[RIPPLE] < speeds[LINEAR] / 3,
         ),
-        Claim(
+        (
             "A larger R_max is slower (2, 4, 8, 16).",
             ", ".join(f"{theirs[f'cifar100-ripple-tiny{end}']:,.0f}" for end in reaches.values())
             + " images/s",
             ", ".join(f"{speeds[f'ripple, R_max {reach}']:,.0f}" for reach in reaches),
             speeds["ripple, R_max 16"] < speeds["ripple, R_max 2"],
         ),
-        Claim(
+        (
             "Four layers of ripple run about as fast as twelve of DeiT-LA.",
             times(paper.SPEED["table 8"]["cifar100-ripple-tiny4"]
                   / paper.SPEED["table 8"]["cifar100-deit-la-tiny"]) + " its speed",
             f"{times(four_layers)} its speed",
             four_layers >= 0.9,
         ),
-        Claim(
+        (
             "Autograd through tables takes quadratic time, so a backward pass of one's own is "
             "needed.",
             "O(T²)",
@@ -158,14 +144,14 @@ def claims_speed() -> str:
             "growth does",
             autograd[1] / autograd[0] > 8,
         ),
-        Claim(
+        (
             "A detector with ripple attention takes little longer than one with softmax.",
             f"{1e3 * paper.DETECTORS['smca_ripple_resnet50']['seconds']:.0f} ms against "
             f"{1e3 * paper.DETECTORS['smca_resnet50']['seconds']:.0f}",
             f"{short(ripple_detector)} ms against {short(softmax_detector)}",
             ripple_detector < 1.2 * softmax_detector,
         ),
-        Claim("Halting at τ makes an algorithm stop early.", "–", "none of ours does"),
+        ("Halting at τ makes an algorithm stop early.", "–", "none of ours does", None),
     ]  # fmt: skip
     return with_sources(_rows(claims), FIGURE, OPERATORS, *DENSE, WEIGHTS, FOUR_LAYERS_SPEED,
                         DETECTION)  # fmt: skip
@@ -180,26 +166,26 @@ def claims_memory() -> str:
     autograd = [operator("ripple table by autograd", t, "peak_mb", step) for t in (4096, TOKENS)]
     growth = power([(t, operator("ripple tiled triton", t, "peak_mb")) for t in (4096, TOKENS)])
     claims = [
-        Claim(
+        (
             "Memory grows linearly with the tokens.",
             "O(HW)",
             f"tokens^{growth:.1f}",
             growth <= 1.1,
         ),
-        Claim(
+        (
             "Ripple attention needs 5 to 10 times less memory than softmax when there are many "
             "tokens.",
             "figure",
             f"{short(ripple)} MB against {short(deit)}: softmax kernels keep no pairs today",
             ripple <= deit / 5,
         ),
-        Claim(
+        (
             "It needs much less memory than all pairs.",
             "figure",
             f"{short(ripple)} MB against {short(pairs)}",
             ripple < pairs / 5,
         ),
-        Claim(
+        (
             "Memory is constant in the reach: R_max 4, logarithmic and dense rings need the same.",
             "figure",
             f"{short(ripple)}, {short(logarithmic)} and {short(dense)} MB; in "
@@ -210,7 +196,7 @@ def claims_memory() -> str:
             ),
             max(logarithmic, dense) < 1.1 * ripple,
         ),
-        Claim(
+        (
             "Autograd through tables takes quadratic memory.",
             "O(T²)",
             f"four times the tokens take {times(autograd[1] / autograd[0])} the memory",
@@ -244,5 +230,7 @@ def claims_others() -> str:
     return markdown_table(("the paper says", "its difference", "verdict"), rows, words=3)
 
 
-def _rows(claims: list[Claim]) -> str:
-    return markdown_table(HEADINGS, [claim.cells for claim in claims], words=len(HEADINGS))
+def _rows(claims: Sequence[tuple[str, str, str, bool | None]]) -> str:
+    """A claim, what the paper has for it, what we have, and whether that confirms it."""
+    rows = [(*said, VERDICTS[holds]) for *said, holds in claims]
+    return markdown_table(HEADINGS, rows, words=len(HEADINGS))

@@ -3,7 +3,7 @@
 from ripple_lab import paper
 from ripple_lab.reproduce.blocks import block
 from ripple_lab.reproduce.markdown import markdown_table, rounded, short
-from ripple_lab.reproduce.page_blocks import percent, rows_of, with_sources
+from ripple_lab.reproduce.page_blocks import rows_of, with_sources
 from ripple_lab.reproduce.queries import known
 from ripple_lab.reproduce.table_columns import network
 
@@ -24,7 +24,7 @@ def detector_costs() -> str:
         for_each_head = ours["millions"] + others * ours["phi_and_p"]
         sizes = [rounded(ours["millions"], 2), rounded(for_each_head, 2)]
         work = [f"{rounded(it['gflops'], 0)} G" for it in (ours, theirs)]
-        lines.append([f"`{model}`", attention, *sizes, percent(theirs["parameters"]), *work])
+        lines.append([f"`{model}`", attention, *sizes, rounded(theirs["parameters"], 1), *work])
     headings = ["name", "attention in the encoder", "M parameters", "with φ and P for each head"]
     headings += ["the paper's", "multiply-adds, 800×1066", "the paper's"]
     return markdown_table(headings, lines, words=2)

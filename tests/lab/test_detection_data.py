@@ -28,7 +28,7 @@ from ripple_lab.detection.coco import open_coco
 from ripple_lab.detection.drawing import draw_objects
 from ripple_lab.detection.evaluation import CocoEvaluation, find_objects
 from ripple_lab.detection.items import DAMAGED, DetectionItems, collate, make_target
-from ripple_lab.detection.shapes import Shapes
+from ripple_lab.detection.shapes import BACKGROUND, Shapes
 from ripple_lab.detection.transforms import (
     MEAN,
     STD,
@@ -158,14 +158,6 @@ def test_layouts_that_people_have_are_found(tmp_path, file, folder):
     assert data[2][0].getpixel((0, 0)) == (12, 0, 0)
 
 
-def test_any_file_and_folder_can_be_named(tmp_path):
-    write_coco(tmp_path, images="elsewhere")
-    file = tmp_path / "mine.json"
-    (tmp_path / "annotations/instances_train2017.json").rename(file)
-    data = open_coco("", train=False, annotations=str(file), images=str(tmp_path / "elsewhere"))
-    assert len(data) == 3 and data[0][0].size == (40, 30)
-
-
 def entry_without(kind, key, place=0):
     content = copy.deepcopy(CONTENT)
     del content[kind][place][key]
@@ -207,8 +199,6 @@ def test_missing_annotations_are_said_with_the_remedy(tmp_path):
     with pytest.raises(DataError, match="instances_val2017.json.*cocodataset.org") as error:
         open_coco(str(tmp_path), train=False)
     assert str(tmp_path) in str(error.value)
-    with pytest.raises(DataError, match="none.json, which is not a file"):
-        open_coco(str(tmp_path), train=False, annotations=str(tmp_path / "none.json"))
 
 
 def test_missing_images_are_said_with_the_places(tmp_path):
@@ -412,26 +402,6 @@ def test_augmentation_is_decided_by_the_seed_of_an_item():
 def test_augmentation_is_checked(options, message):
     with pytest.raises(ValueError, match=message):
         DetectionAugmentation(**options)
-    with pytest.raises(ValueError, match="scale=9, max_size=5"):
-        evaluation_transform(9, 5)
-
-
-def test_sizes_of_shapes_are_multiples_of_the_unit():
-    pictures = Shapes(30, smallest=(64, 96), largest=(96, 128), unit=32)
-    sizes = {pictures.scene(index).size for index in range(30)}
-    assert sizes == {(64, 96), (64, 128), (96, 96), (96, 128)}
-    with pytest.raises(ValueError, match="unit must divide"):
-        Shapes(1, smallest=(64, 90), unit=32)
-
-
-def test_shapes_may_have_a_background_of_their_own():
-    pictures = Shapes(6, noise=0, background=(124, 116, 104))
-    for index in range(6):
-        scene = pictures.scene(index)
-        assert scene.background == (124, 116, 104)
-        apart = np.abs(scene.colors - np.array(scene.background))
-        assert np.minimum(apart, 256 - apart).min() >= 64
-    assert len({Shapes(6).scene(index).background for index in range(6)}) == 6
 
 
 def test_shapes_are_the_same_for_the_same_seed():
@@ -449,7 +419,7 @@ def test_boxes_of_shapes_are_tight():
     for index in range(len(shapes)):
         image, target = shapes[index]
         pixels = np.asarray(image).astype(int)
-        drawn = (np.abs(pixels - shapes.scene(index).background) > 32).all(-1)
+        drawn = (np.abs(pixels - BACKGROUND) > 32).all(-1)
         for left, top, right, bottom in target["boxes"].int().tolist():
             inside = drawn[top:bottom, left:right]
             assert inside.shape == (bottom - top, right - left)
@@ -460,8 +430,8 @@ def test_boxes_of_shapes_are_tight():
         labels += target["labels"].tolist()
         counts.append(len(target["labels"]))
         sizes.add(image.size)
-        assert 128 <= image.width <= 160 and 96 <= image.height <= 128
-    assert set(labels) == {0, 1, 2} and set(counts) == {1, 2, 3, 4} and len(sizes) > 20
+    assert set(labels) == {0, 1, 2} and set(counts) == {1, 2, 3, 4}
+    assert sizes == {(96, 64), (128, 64), (96, 96), (128, 96)}
 
 
 def test_noise_is_as_strong_as_asked():
@@ -477,11 +447,8 @@ def test_items_can_be_sent_to_worker_processes():
     torch.testing.assert_close(SeededItems(again)[1, 2][0], SeededItems(items)[1, 2][0])
 
 
-def test_shapes_are_checked():
-    with pytest.raises(ValueError, match="sides=\\(16, 200\\)"):
-        Shapes(1, sides=(16, 200))
-    with pytest.raises(IndexError):
-        Shapes(2)[2]
+def test_shapes_come_to_an_end():
+    assert len(list(Shapes(2))) == 2
 
 
 def test_found_objects_are_the_likeliest_pairs_of_query_and_class_in_pixels():

@@ -243,7 +243,7 @@ def test_results_of_detectors_and_classifiers_are_gathered(whole, tmp_path):
 
 def write_coco(root, count=4, classes=("circle", "square", "triangle")):
     """Pictures of shapes as a folder in COCO's format, the same for both splits."""
-    pictures = shapes.Shapes(count, seed=3, smallest=(64, 96), largest=(96, 128), sides=(16, 48))
+    pictures = shapes.Shapes(count, seed=3)
     truth = pictures.ground_truth()
     for image, name in zip(truth["categories"], classes, strict=True):
         image["name"] = name

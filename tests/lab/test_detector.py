@@ -10,13 +10,12 @@ import torch
 torchvision = pytest.importorskip("torchvision")
 pytest.importorskip("timm")
 
-from ripple_attention import RippleAttention  # noqa: E402
 from ripple_attention.models import count_parameters  # noqa: E402
 from ripple_lab import paper  # noqa: E402
 from ripple_lab.bench import detection as bench  # noqa: E402
 from ripple_lab.detection import backbone  # noqa: E402
 from ripple_lab.detection.backbone import Backbone  # noqa: E402
-from ripple_lab.detection.decoder import Decoder, DecoderLayer, log_gaussian  # noqa: E402
+from ripple_lab.detection.decoder import Decoder  # noqa: E402
 from ripple_lab.detection.encoder import ATTENTIONS, Encoder  # noqa: E402
 from ripple_lab.detection.model import create_detector  # noqa: E402
 from ripple_lab.detection.positions import padding_mask, sine_positions  # noqa: E402
@@ -215,13 +214,6 @@ def test_what_is_not_an_image_is_refused(given, message):
         create("smca_resnet18", **TINY)(given)
 
 
-def test_attention_options_reach_every_layer():
-    layers = create("smca_ripple_resnet18", max_distance=7, **TINY).encoder.layers
-    assert len(layers) == 2
-    assert all(isinstance(layer.attn, RippleAttention) for layer in layers)
-    assert all(layer.attn.partition.num_groups == 8 for layer in layers)
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("attention", ATTENTIONS)
 def test_positions_are_for_queries_and_keys_alone(attention):
@@ -353,31 +345,6 @@ def assert_xavier(*modules):
         if isinstance(layer, torch.nn.Linear):
             bound = (6 / (layer.in_features + layer.out_features)) ** 0.5
             assert 0.9 * bound < layer.weight.abs().max() <= bound
-
-
-@pytest.mark.parametrize(("row", "column"), [(0, 0), (2, 6), (4, 3)])
-def test_the_prior_peaks_at_its_reference(row, column):
-    centre = torch.tensor([column + 0.1, row - 0.2])
-    prior = log_gaussian(centre, torch.tensor([1.0, 2.0]), (5, 7))
-    assert prior.shape == (5, 7)
-    assert prior.argmax() == row * 7 + column
-    at_itself = -(0.1**2 + (2 * 0.2) ** 2) / 8
-    assert prior[row, column].item() == pytest.approx(at_itself, rel=1e-3)
-    widths = torch.tensor([4.0, 0.5])  # a large scale is a narrow peak
-    narrow, wide = log_gaussian(centre, widths[:, None].expand(2, 2), (5, 7)).exp().sum((1, 2))
-    assert narrow < wide
-
-
-def test_heads_look_where_their_offsets_say():
-    torch.manual_seed(0)
-    layer = DecoderLayer(16, num_heads=2, feedforward_dim=8, dropout=0.0)
-    torch.nn.init.zeros_(layer.offset.weight)
-    layer.offset.bias.data = torch.tensor([0.0, 0.0, 2.0, -1.0])  # x, y of head 0, of head 1
-    reference = torch.tensor([[[1.0, 2.0], [3.0, 1.0]]])  # columns 1 and 3, rows 2 and 1
-    prior = layer.prior(torch.randn(1, 2, 16), reference, (4, 7))
-    assert prior.shape == (1, 2, 2, 4, 7)
-    peaks = prior.flatten(3).argmax(-1)[0]
-    assert peaks.tolist() == [[2 * 7 + 1, 1 * 7 + 3], [1 * 7 + 3, 0 * 7 + 5]]
 
 
 @torch.no_grad()

@@ -8,6 +8,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
+from ripple_attention.feature_maps import FEATURE_MAPS
+from ripple_attention.partition import logarithmic
 from ripple_lab import paper
 from ripple_lab.commands import train as commands
 from ripple_lab.recipes import all_recipes, find_recipe
@@ -115,6 +117,7 @@ def test_a_recipe_survives_json():
         ({"task": "detection", "mixing": {}}, "DetectionRecipe in the text has no field mixing"),
         ({"task": "detection", "model": {"queries": 0}}, "queries must be at least 1; got queries"),
         ({"task": "detection", "loss": {"alpha": 2.0}}, "alpha must lie between 0 and 1"),
+        ({"task": "detection", "loss": {"giou": -1.0}}, "giou must be at least 0; got giou=-1.0"),
         (
             {"task": "detection", "hardware": {"compile": True}},
             "hardware.compile is for classifiers",
@@ -185,6 +188,19 @@ def test_what_a_recipe_says_of_its_model_reaches_the_layers():
     assert model.pos_embed.shape == (1, 257, 192) and model.global_pool == "token"
     maps = [block.attn.feature_map for block in model.blocks]
     assert {(x.num_features, x.scaling) for x in maps} == {(48, "scaled")}
+
+
+def test_what_a_recipe_says_of_ripples_reaches_every_layer_of_a_detectors_encoder():
+    words = "--model.max-distance 7 --model.partition logarithmic --model.weights truncated"
+    words += " --model.halt-threshold 0.05 --model.feature-map dpfp --model.scaling unit"
+    recipe = commands.override(find_recipe("shapes-smca-ripple"), words.split(), "ripple train")
+    layers = recipe.create_model().encoder.layers
+    assert len(layers) == 2
+    for layer in layers:
+        weights, phi = layer.attn.spatial_weights, layer.attn.feature_map
+        assert layer.attn.partition == logarithmic(7)
+        assert (weights.kind, weights.halt_threshold) == ("truncated", 0.05)
+        assert (type(phi), phi.scaling) == (FEATURE_MAPS["dpfp"], "unit")
 
 
 @pytest.mark.parametrize(
