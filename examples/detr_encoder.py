@@ -26,7 +26,7 @@ class EncoderLayer(nn.Module):
 def batch(images: list[Tensor]) -> tuple[Tensor, Tensor]:
     """Puts features (H, W, C) of several sizes in one batch; the mask is True on padding."""
     H, W = (max(image.shape[side] for image in images) for side in (0, 1))
-    x = torch.full((len(images), H, W, images[0].shape[-1]), torch.nan)  # NaN: nothing may see it
+    x = torch.full((len(images), H, W, images[0].shape[-1]), torch.nan)  # so that leaks show
     padding = torch.ones(len(images), H, W, dtype=torch.bool)
     for i, image in enumerate(images):
         h, w, _ = image.shape
@@ -46,7 +46,7 @@ def main() -> None:
         h, w, _ = image.shape
         alone = layer(image[None], positions[:h, :w], torch.zeros(1, h, w, dtype=torch.bool))[0]
         difference = (together[i, :h, :w] - alone).abs().max()
-        print(f"image of {h}×{w} cells: alone or in the batch, it differs by {difference:.0e}")
+        print(f"image of {h}×{w} cells: alone and in the batch, results differ by {difference:.0e}")
 
 
 if __name__ == "__main__":

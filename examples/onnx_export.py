@@ -29,7 +29,7 @@ def main(path: Path) -> None:
         (logits,) = session.run(["logits"], {"images": images.numpy()})
         with torch.no_grad():
             difference = (torch.from_numpy(logits) - model(images)).abs().max()
-        print(f"batch of {size}: logits {logits.shape}, off PyTorch's by {difference:.0e}")
+        print(f"batch of {size}: logits {logits.shape} differ from PyTorch's by {difference:.0e}")
 
 
 if __name__ == "__main__":

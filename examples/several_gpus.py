@@ -1,4 +1,4 @@
-"""Training on several GPUs, or on several processes of a CPU, without the package's own engine.
+"""Training on several GPUs, or on several processes of a CPU, with PyTorch alone.
 
 Run it with: torchrun --nproc-per-node 2 examples/several_gpus.py
 On two hosts add, on each: --nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_HOST:29400
@@ -19,7 +19,7 @@ STEPS, BATCH = 5, 8  # images of one process
 
 
 def train(device: torch.device) -> torch.nn.Module:
-    """Trains a small model. The wrapper is gone before the processes part."""
+    """Trains a small model, and returns it without the wrapper of DDP."""
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)
     model = timm.create_model("ripple_tiny4_patch2_32", patch_size=8, num_classes=2).to(device)
@@ -50,8 +50,8 @@ def main() -> None:
     digests = [torch.zeros_like(digest) for _ in range(dist.get_world_size())]
     dist.all_gather(digests, digest)
     if dist.get_rank() == 0:
-        said = "agree" if all(other == digest for other in digests) else "DIFFER"
-        print(f"{len(digests)} processes ({dist.get_backend()}): weights {said}")
+        verdict = "agree" if all(other == digest for other in digests) else "DIFFER"
+        print(f"{len(digests)} processes ({dist.get_backend()}): weights {verdict}")
     dist.destroy_process_group()
 
 

@@ -24,10 +24,10 @@ def describe(name: str, model: torch.nn.Module, images: torch.Tensor, ref: torch
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pretrained", action="store_true")
-    words = parser.parse_args()
+    options = parser.parse_args()
     torch.manual_seed(0)
     softmax = timm.create_model(
-        "vit_small_patch16_224", pretrained=words.pretrained, dynamic_img_size=True
+        "vit_small_patch16_224", pretrained=options.pretrained, dynamic_img_size=True
     ).eval()
     images = torch.randn(1, 3, 128, 192)  # need not be square
     with torch.no_grad():

@@ -86,14 +86,17 @@ def did_you_mean(name: str, known: Iterable[str], words: bool = False) -> str:
 
 def check_device(name: str) -> str:
     """A device, "" for the best there is; refuses one that is not known, or not there."""
+    kind = name.partition(":")[0]
+    if kind not in ("", "cpu", "cuda"):
+        raise typer.BadParameter(f"--device is cpu or cuda; got {name!r}")
+    if kind == "cpu":
+        return name
     import torch
 
-    name = name or ("cuda" if torch.cuda.is_available() else "cpu")
-    kind = name.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
-        raise typer.BadParameter(f"--device is cpu or cuda; got {name!r}")
-    if kind == "cuda" and not torch.cuda.is_available():
+    if torch.cuda.is_available():
+        return name or "cuda"
+    if name:
         raise typer.BadParameter(
             f"--device {name} needs a GPU, and PyTorch sees none here: take --device cpu"
         )
-    return name
+    return "cpu"

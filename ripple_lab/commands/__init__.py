@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from ripple_lab.commands import convert as converting
-from ripple_lab.commands import inspection as looking
-from ripple_lab.commands import train as commands
+from ripple_lab.commands import convert, inspection, train
 from ripple_lab.commands.bench import bench
 from ripple_lab.console import Commands, check_device, console, did_you_mean, errors, show_warning
 
@@ -23,16 +21,16 @@ app = typer.Typer(
     cls=Commands, no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False
 )
 app.add_typer(bench, name="bench")
-app.command(context_settings={**commands.EXTRA, "help_option_names": []})(commands.train)
-app.command(context_settings=commands.EXTRA)(commands.evaluate)
-app.command()(commands.predict)
-app.command()(commands.results)
-app.command()(commands.pack)
-app.command()(converting.convert)
-app.command()(converting.align)
-app.command()(looking.explain)
-app.command()(looking.analyze)
-app.command(name="app")(looking.app)
+app.command(context_settings={**train.EXTRA, "help_option_names": []})(train.train)
+app.command(context_settings=train.EXTRA)(train.evaluate)
+app.command()(train.predict)
+app.command()(train.results)
+app.command()(train.pack)
+app.command()(convert.convert)
+app.command()(convert.align)
+app.command()(inspection.explain)
+app.command()(inspection.analyze)
+app.command(name="app")(inspection.app)
 
 
 def version_of(package: str) -> str:
@@ -74,7 +72,7 @@ def demo(
     """
     from ripple_lab.demo import run
 
-    with commands.one_line_when_stopped("The same command goes on."):
+    with train.one_line_when_stopped("The same command goes on."):
         run(output, epochs, console)
 
 
@@ -97,12 +95,12 @@ def reproduce(
     names: Annotated[
         list[str] | None, typer.Argument(help="table1 … table8, figure-…, or all.")
     ] = None,
-    show: Annotated[bool, typer.Option("--list", help="Show what there is.")] = False,
+    show: Annotated[bool, typer.Option("--list", help="List the tables and figures.")] = False,
     output: Annotated[Path, typer.Option(help="Folder of the pages and figures.")] = Path(
         "reproduced"
     ),
     results: Annotated[
-        Path | None, typer.Option(help="Folder of result files; ours unless given.")
+        Path | None, typer.Option(help="Folder of result files. Default: ours.")
     ] = None,
 ) -> None:
     """Show the paper's tables and figures beside ours.
@@ -111,12 +109,12 @@ def reproduce(
 
     Example: ripple reproduce table2 figure-speed
     """
-    from ripple_lab.reproduce import commands as made
+    from ripple_lab.reproduce import commands
 
     if show or not names:
-        made.list_all(console)
+        commands.list_all(console)
     else:
-        made.reproduce(names, output, console, results)
+        commands.reproduce(names, output, console, results)
 
 
 @app.command()
@@ -125,11 +123,12 @@ def models(
         int | None, typer.Option(min=1, help="Also measure images/s, with this batch size.")
     ] = None,
     device: Annotated[str, typer.Option(help="cpu or cuda, for the throughput.")] = "cpu",
-    only: Annotated[str, typer.Option(help="Names that contain this.")] = "",
+    only: Annotated[str, typer.Option(help="Only models with this in their name.")] = "",
 ) -> None:
-    """List the models, their size beside the paper's.
+    """List the models, with their size beside the paper's.
 
-    Detectors: multiply-adds of a picture of 800×1066 pixels, no throughput (see ripple bench).
+    Multiply-adds of detectors are for a picture of 800×1066 pixels. Detectors have no throughput
+    here: `ripple bench detection` times them.
 
     Example: ripple models --only patch2_32
     """

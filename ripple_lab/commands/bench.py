@@ -18,13 +18,15 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 
-DEVICE = typer.Option(help="cpu or cuda; cuda unless given, where there is a GPU.")
+DEVICE = typer.Option(help="cpu or cuda. Default: cuda, if there is a GPU.")
 DTYPE = typer.Option(
-    help="float32, bfloat16 or float16; bfloat16 on a GPU, float32 on a CPU unless given."
+    help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, float32 on a CPU."
 )
-ONLY = typer.Option(help="Systems whose names contain this, or one of these, with commas.")
-ROUNDS = typer.Option(min=1, help="Samples of each time.")
-OUTPUT = typer.Option(help="CSV; unless given in benchmarks/results, or here if there is none.")
+ONLY = typer.Option(help="Systems with this in their name; several parts of names with commas.")
+ROUNDS = typer.Option(min=1, help="How often each time is measured.")
+OUTPUT = typer.Option(
+    help="The CSV to write. Default: in benchmarks/results if there is one, else here."
+)
 
 bench = typer.Typer(
     no_args_is_help=True,
@@ -40,7 +42,7 @@ def op(
     head_dim: Annotated[int, typer.Option(min=1)] = 32,
     max_distance: Annotated[int, typer.Option(min=1, help="R_max.")] = 4,
     partition: Annotated[
-        str, typer.Option(help="chebyshev, logarithmic or foveal, of this R_max.")
+        str, typer.Option(help="Kind of rings: chebyshev, logarithmic or foveal.")
     ] = "chebyshev",
     dtype: Annotated[str, DTYPE] = "",
     device: Annotated[str, DEVICE] = "",
@@ -98,7 +100,7 @@ def layer(
     only: Annotated[str, ONLY] = "",
     rounds: Annotated[int, ROUNDS] = 2,
     budget: Annotated[
-        float | None, typer.Option(min=0, help="Seconds after which nothing more is started.")
+        float | None, typer.Option(min=0, help="Start nothing more after this many seconds.")
     ] = None,
     device: Annotated[str, DEVICE] = "",
     dtype: Annotated[str, DTYPE] = "",
@@ -143,14 +145,13 @@ def layer(
 @bench.command()
 def model(
     sides: Annotated[
-        str, typer.Option(help="Grid sides, with commas; 14,16,64,128 unless given, 14 on a CPU.")
+        str, typer.Option(help="Grid sides, with commas. Default: 14,16,64,128; 14 on a CPU.")
     ] = "",
     tokens_at_once: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Tokens of a batch, which decide how many images it has; 100,352 unless given, "
-            "392 on a CPU.",
+            help="Tokens in a batch: as many images as have these. Default: 100,352; 392 on a CPU.",
         ),
     ] = None,
     batch: Annotated[
@@ -162,8 +163,8 @@ def model(
     only: Annotated[
         str,
         typer.Option(
-            help="Systems whose names contain this, or one of these, with commas; all but the "
-            "slowest two unless given."
+            help="Systems with this in their name; several parts of names with commas. Default: "
+            "all but the slowest two."
         ),
     ] = "",
     dtype: Annotated[str, DTYPE] = "",
@@ -177,7 +178,7 @@ def model(
 ) -> None:
     """Images a second of whole models, side by side.
 
-    Example: ripple bench model --sides 14 --only deit,ripple
+    Example: ripple bench model --sides 14 --only DeiT,R_max
     """
     from ripple_lab.bench.model import (
         PASSES,
@@ -368,14 +369,14 @@ def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
     """The systems that a person means, or a refusal that names them all."""
     from ripple_lab.bench.measure import matching_names
 
-    names = list(known)
-    found = matching_names(only, names)
+    names = {name.lower(): name for name in known}
+    found = matching_names(only.lower(), names)
     if not found:
         raise typer.BadParameter(
-            f"no system's name contains {only!r}: {did_you_mean(only, names, words=True)}"
-            f"They are {'; '.join(names)}"
+            f"no system's name contains {only!r}: "
+            f"{did_you_mean(only, names.values(), words=True)}They are {'; '.join(names.values())}"
         )
-    return found
+    return tuple(names[name] for name in found)
 
 
 def device_and_dtype(device: str, dtype: str) -> tuple[str, str]:
@@ -401,7 +402,7 @@ def show(rows: list[Row]) -> None:
     )
     for tokens in dict.fromkeys(row["tokens"] for row in rows):
         table = Table(title=f"{tokens:,} tokens", title_justify="left")
-        table.add_column("system", no_wrap=True)
+        table.add_column("system")
         cells: dict[str, list[str]] = {}
         for step in dict.fromkeys(row["pass"] for row in rows):
             name = {"forward": "fwd", "forward+backward": "fwd+bwd"}[step]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.table import Table
 
+from ripple_lab.commands.options import DEVICE
 from ripple_lab.console import check_device, console, errors
 
 if TYPE_CHECKING:
@@ -18,19 +19,16 @@ if TYPE_CHECKING:
 MODEL = typer.Argument(help="The name of a timm model, or a folder of transformers.")
 PHOTOS = typer.Argument(help="A folder of photos, without labels.")
 WEIGHTS = typer.Option(
-    help="A file with a timm model's weights; unless given, timm downloads its own, once."
+    help="A file with weights for a timm model. Default: timm downloads its own, once."
 )
-BLOCKS = typer.Option(help="global, all, or numbers with commas.")
-NEAR = typer.Option(help="softmax or features: what weighs tokens nearby.")
+BLOCKS = typer.Option(help="Which blocks: global, all, or numbers with commas.")
+NEAR = typer.Option(help="How nearby tokens are weighed: softmax or features.")
 MAX_DISTANCE = typer.Option(min=1, help="How far rings reach, in tokens.")
-PARTITION = typer.Option(help="chebyshev, logarithmic or foveal rings.")
-SIDE = typer.Option(
-    min=1, max=8192, help="Pixels of an image's side; the model's own unless given."
-)
-COUNT = typer.Option(min=2, help="Of how many photos; an eighth of them to measure with.")
-BATCH = typer.Option(min=1, help="Photos at a time.")
-DEVICE = typer.Option(help="cpu or cuda.")
-KEEP = typer.Option("--keep-lessons", help="Keep what softmax gives in memory: few photos.")
+PARTITION = typer.Option(help="Kind of rings: chebyshev, logarithmic or foveal.")
+SIDE = typer.Option(min=1, max=8192, help="Side of the images in pixels. Default: the model's own.")
+COUNT = typer.Option(min=2, help="Use this many photos. An eighth of them is kept for measuring.")
+BATCH = typer.Option(min=1, help="Photos in a batch.")
+KEEP = typer.Option("--keep-lessons", help="Keep the outputs of softmax in memory. For few photos.")
 
 
 def convert(
@@ -44,7 +42,7 @@ def convert(
     near: Annotated[str, NEAR] = "softmax",
     max_distance: Annotated[int, MAX_DISTANCE] = 4,
     partition: Annotated[str, PARTITION] = "chebyshev",
-    steps: Annotated[int, typer.Option(min=0, help="Of a short alignment before it is told.")] = 30,
+    steps: Annotated[int, typer.Option(min=0, help="Steps of the short alignment.")] = 30,
     side: Annotated[int | None, SIDE] = None,
     count: Annotated[int, COUNT] = 32,
     batch_size: Annotated[int, BATCH] = 1,
@@ -91,21 +89,23 @@ def align(
     name: Annotated[str, MODEL],
     photos: Annotated[Path, PHOTOS],
     output: Annotated[
-        Path, typer.Option(help="The .safetensors file; the conversion is written beside it.")
+        Path, typer.Option(help="The .safetensors file to write. The conversion goes beside it.")
     ],
     weights: Annotated[Path | None, WEIGHTS] = None,
     blocks: Annotated[str, BLOCKS] = "global",
     near: Annotated[str, NEAR] = "softmax",
     max_distance: Annotated[int, MAX_DISTANCE] = 4,
     partition: Annotated[str, PARTITION] = "chebyshev",
-    steps: Annotated[int, typer.Option(min=0, help="For new parameters alone.")] = 150,
-    block_steps: Annotated[int, typer.Option(min=0, help="For projections, too.")] = 0,
-    feature_steps: Annotated[int, typer.Option(min=0, help="Towards features, end to end.")] = 0,
+    steps: Annotated[int, typer.Option(min=0, help="Steps for new parameters alone.")] = 150,
+    block_steps: Annotated[int, typer.Option(min=0, help="Steps for projections, too.")] = 0,
+    feature_steps: Annotated[
+        int, typer.Option(min=0, help="Steps towards features, end to end.")
+    ] = 0,
     side: Annotated[int | None, SIDE] = None,
     count: Annotated[int | None, COUNT] = None,
     batch_size: Annotated[int, BATCH] = 1,
     keep_lessons: Annotated[bool, KEEP] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on where it stopped.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where it was stopped.")] = False,
     device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
     """Turn a pretrained model into ripples that learn from its softmax.

@@ -9,26 +9,21 @@ from typing import Annotated
 
 import typer
 
+from ripple_lab.commands.options import CHECKPOINT, DEVICE, EMA
 from ripple_lab.console import check_device, console
-
-CHECKPOINT = typer.Argument(
-    help="A .safetensors file, the folder of a checkpoint or a run, or embedded."
-)
-EMA = typer.Option("--ema", help="The running mean of the weights.")
-DEVICE = typer.Option(help="cpu or cuda.")
 
 
 def explain(
     checkpoint: Annotated[Path, CHECKPOINT],
     image: Annotated[Path, typer.Argument(help="A picture.")],
     at: Annotated[
-        str | None, typer.Option(help="ROW,COL of a patch, from 0; the middle one unless given.")
+        str | None, typer.Option(help="ROW,COL of a patch, from 0. Default: the middle one.")
     ] = None,
     output: Annotated[Path, typer.Option(help="The picture to write, .png or .svg.")] = Path(
         "explanation.png"
     ),
     max_distance: Annotated[
-        int | None, typer.Option(min=1, help="A smaller R_max than it was trained with.")
+        int | None, typer.Option(min=1, help="A smaller R_max than in training.")
     ] = None,
     halt_threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Another τ, where ripples halt.")
@@ -108,11 +103,11 @@ def app(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            help="A checkpoint, a run, or a folder of runs; embedded and runs unless given."
+            help="A checkpoint, a run, or a folder of runs. Default: `embedded`, and those in runs."
         ),
     ] = None,
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The first free from 7860 unless given.")
+        int | None, typer.Option(min=1, max=65535, help="Default: the first free one from 7860 on.")
     ] = None,
     browse: Annotated[bool, typer.Option(help="Open the browser.")] = True,
     device: Annotated[str, DEVICE] = "cpu",

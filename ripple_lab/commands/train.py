@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
+from ripple_lab.commands.options import CHECKPOINT, DEVICE, EMA
 from ripple_lab.console import check_device, console, errors
 
 if TYPE_CHECKING:
@@ -32,13 +33,13 @@ def train(
         bool, typer.Option("--quick", help="Two steps on synthetic images: does it start?")
     ] = False,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the last good checkpoint, if any.")
+        bool, typer.Option("--resume", help="Go on from the last good checkpoint, if there is one.")
     ] = False,
     output: Annotated[
-        Path | None, typer.Option(help="Folder of the run; runs/NAME unless given.")
+        Path | None, typer.Option(help="Folder of the run. Default: runs/NAME.")
     ] = None,
     show_help: Annotated[
-        bool, typer.Option("--help", help="This; after NAME, every field of the recipe.")
+        bool, typer.Option("--help", help="Show this help; after NAME, every field of the recipe.")
     ] = False,
 ) -> None:
     """Train a recipe; any of its fields may follow.
@@ -82,13 +83,8 @@ def one_line_when_stopped(remedy: str) -> Iterator[None]:
 
 def evaluate(
     context: typer.Context,
-    checkpoint: Annotated[
-        Path,
-        typer.Argument(
-            help="A .safetensors file, the folder of a checkpoint or a run, or embedded."
-        ),
-    ],
-    ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
+    checkpoint: Annotated[Path, CHECKPOINT],
+    ema: Annotated[bool, EMA] = False,
 ) -> None:
     """Measure a trained model on its recipe's test images.
 
@@ -124,19 +120,20 @@ def predict(
         list[Path],
         typer.Argument(
             metavar="[CHECKPOINT] PICTURE...",
-            help="A .safetensors file, or the folder of a checkpoint or a run; `embedded`, a "
-            "classifier of CIFAR-100 that comes with the package, unless given. Then pictures.",
+            help="A .safetensors file, or the folder of a checkpoint or a run. Default: "
+            "`embedded`, a classifier of CIFAR-100 that comes with the package. Then the pictures.",
         ),
     ],
     top: Annotated[int, typer.Option(min=1, help="How many classes to name.")] = 5,
     threshold: Annotated[
-        float, typer.Option(min=0, max=1, help="Of detectors: the least score of an object.")
+        float,
+        typer.Option(min=0, max=1, help="For detectors: leave out objects below this score."),
     ] = 0.5,
     output: Annotated[
-        Path, typer.Option(help="Of detectors: folder for the pictures with their boxes.")
+        Path, typer.Option(help="For detectors: folder for the pictures with their boxes.")
     ] = Path("predictions"),
-    ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
-    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    ema: Annotated[bool, EMA] = False,
+    device: Annotated[str, DEVICE] = "cpu",
 ) -> None:
     """Name the classes of pictures, or find the objects in them.
 
@@ -144,6 +141,8 @@ def predict(
     """
     check_device(device)
     checkpoint, images = checkpoint_and_pictures(paths)
+    if missing := [path for path in images if not path.exists()]:  # before anything slow
+        raise ValueError("\n".join(f"{path} does not exist" for path in missing))
     from ripple_lab.data.pictures import open_image
     from ripple_lab.train.checkpoint import find_weights, read_description
 
@@ -233,7 +232,7 @@ def results(
 def pack(
     run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
     path: Annotated[Path, typer.Argument(help="The .safetensors file to write.")],
-    ema: Annotated[bool, typer.Option("--ema", help="The running mean of the weights.")] = False,
+    ema: Annotated[bool, EMA] = False,
 ) -> None:
     """Write a model to pass on: half precision, with a model card.
 

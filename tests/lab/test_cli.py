@@ -16,7 +16,9 @@ from rich.console import Console
 from processes import ripple
 from ripple_attention import chebyshev
 from ripple_lab import commands as cli
+from ripple_lab.bench.model import SYSTEMS
 from ripple_lab.commands import train as commands
+from ripple_lab.commands.bench import systems_named
 from ripple_lab.data.batch_augment import normalize
 from ripple_lab.data.cifar100 import load_cifar100
 from ripple_lab.data.digits import load_digits_images
@@ -45,6 +47,10 @@ def test_picture_is_written(tmp_path):
     assert ripple("picture", tmp_path / "ripples.svg").exit_code == 0
     assert "<svg" in (tmp_path / "ripples.svg").read_text()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["new folder", "ripples.svg"]
+
+
+def test_systems_of_a_benchmark_are_found_in_any_case():
+    assert systems_named("deit-la OF", SYSTEMS) == ("DeiT-LA of 4 layers",)
 
 
 def test_models_are_listed_beside_the_papers_counts():
@@ -208,7 +214,7 @@ def test_damaged_names_of_classes_are_named_with_their_file(damaged, demo, tmp_p
     weights, metadata = read_weights(demo[0] / "model.safetensors")
     path = tmp_path / "model.safetensors"
     write_weights(path, weights, metadata | {"classes": damaged})
-    error = ripple("predict", path, "digit.png").exception
+    error = ripple("evaluate", path).exception
     assert isinstance(error, CheckpointError) and len(str(error).splitlines()) == 1
     assert f"a JSON list of names; that of {path} is not (" in str(error)
     assert "as `ripple train` or `ripple pack` wrote it" in str(error)

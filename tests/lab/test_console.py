@@ -284,6 +284,7 @@ def test_ctrl_c_while_torch_is_imported_is_one_line(tmp_path):
         (["bench", "--help"], ["torch", "numpy"]),
         (["train", "digitz"], ["torch", "numpy"]),
         (["train", "--list"], ["torch", "numpy"]),
+        (["predict", "no.png"], ["torch", "numpy"]),
         (["predict", "PICTURE"], ["lightning", "torchmetrics", "sklearn", "matplotlib"]),
     ],
     ids=lambda words: " ".join(words),

@@ -52,7 +52,7 @@ def test_sam2(capsys, monkeypatch, tmp_path):
 
 def test_detr_encoder(capsys, monkeypatch):
     output = printed(capsys, monkeypatch, "detr_encoder.py")
-    differences = re.findall(r"differs by (\S+)", output)
+    differences = re.findall(r"differ by (\S+)", output)
     assert len(differences) == 3
     assert all(float(difference) < 1e-5 for difference in differences)
 
@@ -62,7 +62,7 @@ def test_onnx_export(capsys, monkeypatch, tmp_path):
     path = tmp_path / "ripple.onnx"
     output = printed(capsys, monkeypatch, "onnx_export.py", str(path))
     assert path.exists()
-    found = re.findall(r"batch of (\d): logits \(\1, 100\), off PyTorch's by (\S+)", output)
+    found = re.findall(r"batch of (\d): logits \(\1, 100\) differ from PyTorch's by (\S+)", output)
     assert [size for size, _ in found] == ["1", "5"]
     assert all(float(difference) < 1e-5 for _, difference in found)
 
