@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ripple_lab.console import did_you_mean
 from ripple_lab.files import naming_full_disk, parse_json, replace_text, replacing
+from ripple_lab.text import check_names
 from ripple_lab.train.recipe import Recipe
 from ripple_lab.train.weights import CheckpointError, brief, read_weights, write_weights
 
@@ -109,6 +110,7 @@ def read_model(path: Path) -> tuple[dict[str, Tensor], Recipe, tuple[str, ...]]:
         )
     recipe = Recipe.from_json(metadata["recipe"], f"the metadata of {path}")
     classes = _read_classes(metadata["classes"], path)
+    check_names(classes, recipe.data.num_classes, str(path))
     if "checksum" not in metadata:  # Python shows the same warning once
         warnings.warn(
             f"{path} has no checksum, so damage to it would go unnoticed: it was written by "
@@ -172,6 +174,9 @@ def check_files(folder: Path) -> None:
     """Refuses a checkpoint of which a file is missing, or is not as it was written."""
     path = folder / CHECKSUMS
     try:
+        for file in folder.iterdir():
+            if not file.is_file():  # a pipe would be waited for
+                raise CheckpointError(f"{file} is missing, or no file")
         written, found = path.read_bytes().decode(errors="replace"), checksums(folder)
     except OSError as error:
         raise CheckpointError(

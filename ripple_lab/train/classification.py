@@ -43,6 +43,7 @@ class ModelSpec(AttentionSpec):
         given = {name: getattr(self, name) for name in sizes}
         at_least(1, **{name: value for name, value in given.items() if value is not None})
         at_most(1000, depth=self.depth or 0)
+        at_least(0, mlp_ratio=self.mlp_ratio or 0)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from ripple_lab.data.images import DataError
 from ripple_lab.detection.evaluation import find_objects
 from ripple_lab.detection.items import make_target
 from ripple_lab.detection.transforms import evaluation_transform
-from ripple_lab.text import check_names
 from ripple_lab.train.checkpoint import CheckpointError, read_model
 from ripple_lab.train.network import preprocessing
 from ripple_lab.train.recipe import Recipe
@@ -82,7 +81,6 @@ class Trained:
 
     def __init__(self, path: Path, device: str = "cpu"):
         weights, self.recipe, self.classes = read_model(path)
-        check_names(self.classes, self.recipe.data.num_classes, str(path))
         self.device = device
         self.model: torch.nn.Module = self.recipe.without_start().create_model()
         load(self.model, weights, path)

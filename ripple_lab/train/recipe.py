@@ -4,6 +4,7 @@ What all recipes share is here; `classification` and `detection` add what is the
 """
 
 import json
+import re
 from collections.abc import Set
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, get_args, get_type_hin
 
 from typeguard import TypeCheckError, check_type
 
-from ripple_lab.checks import at_least, fraction
+from ripple_lab.checks import at_least, at_most, fraction
 from ripple_lab.console import did_you_mean
 from ripple_lab.files import parse_json
 
@@ -86,6 +87,8 @@ class Hardware:
     def __post_init__(self) -> None:
         at_least(1, devices=self.devices, nodes=self.nodes)
         at_least(0, workers=self.workers)
+        if self.stop_after_minutes is not None:
+            at_least(0, stop_after_minutes=self.stop_after_minutes)
 
 
 @dataclass(frozen=True)
@@ -120,6 +123,7 @@ class Recipe:
         at_least(1, epochs=self.epochs, batch_size=self.batch_size, log_every=self.log_every)
         at_least(1, validate_every=self.validate_every)
         at_least(0, seed=self.seed, checkpoint_minutes=self.checkpoint_minutes)
+        at_most(2**32 - 1, seed=self.seed)  # NumPy's largest
         if self.ema_decay is not None:
             fraction(ema_decay=self.ema_decay)
         if self.optimizer.warmup_epochs >= self.epochs:
@@ -145,7 +149,10 @@ class Recipe:
         """Its network alone, with fresh weights."""
         try:
             return self._create_model()
-        except (MemoryError, OverflowError, TypeError) as error:
+        except (MemoryError, OverflowError, RuntimeError, TypeError) as error:
+            of_sizes = re.search("allocat|overflow|dimension", str(error))  # torch's words
+            if isinstance(error, RuntimeError) and not of_sizes:
+                raise
             reason = (str(error).splitlines() or ["there is not enough memory"])[0]
             raise ValueError(
                 f"the network of the recipe {self.name} cannot be made: {reason}. See that the "

@@ -1,5 +1,6 @@
 """Damaged files: of checkpoints, of weights, and JSON that says what it should not."""
 
+import os
 import random
 import shutil
 import warnings
@@ -70,6 +71,10 @@ def checkpoints(folder, short):
     for name in FILES:
         (last / name).unlink()
         yield f"{name}: gone", passed_over(folder, before, last / name)
+        restore(last, whole)
+        (last / name).unlink()
+        os.mkfifo(last / name)
+        yield f"{name}: a pipe", passed_over(folder, before, last / name)
         restore(last, whole)
 
 
@@ -157,7 +162,7 @@ def json_files(folder, short):
 
 BAD_METADATA = [
     *(("recipe", text.decode()) for text in (b"5", b"null", b"[1]", b"{", DEEP, *NO_RECIPES)),
-    *(("classes", text) for text in ("5", "null", "[1]", "{}", "[", DEEP.decode())),
+    *(("classes", text) for text in ("5", "null", "[1]", "{}", "[", '["a", "b"]', DEEP.decode())),
 ]
 
 

@@ -144,14 +144,16 @@ def test_the_lock_of_a_dead_process_holds_nobody_up(tmp_path):
         ("max_distance", 10**30),
         ("depth", 10**9),
         ("width", 10**30),
+        ("width", 10**9 + 8),
         ("mlp_ratio", 1e308),
+        ("mlp_ratio", -1.0),
     ],
 )
 def test_a_network_beyond_all_measure_is_refused_at_once(field, value):
     text = replace(TINY, name="huge").to_json()
     values = json.loads(text)
     values["model"][field] = value
-    with pytest.raises(ValueError, match=rf"{field}|{value}|infinity") as refused:
+    with pytest.raises(ValueError, match=rf"{field}|{value}|infinity|allocate") as refused:
         Recipe.from_json(json.dumps(values)).create_module()
     assert len(str(refused.value).splitlines()) == 1
 

@@ -102,6 +102,8 @@ def test_a_recipe_survives_json():
         ({"epochs": "many"}, "Recipe.epochs in the text: 'many' will not do"),
         ({"epoch": 3}, "Recipe in the text has no field epoch: did you mean epochs? Its fields"),
         ({"epochs": 0}, "epochs must be at least 1; got epochs=0"),
+        ({"seed": 2**32}, "seed must be at most 4294967295; got seed=4294967296"),
+        ({"hardware": {"stop_after_minutes": -1}}, "stop_after_minutes must be at least 0; got"),
         ({"batch_size": 3}, "must be a multiple of 2; got batch_size=3 for 1 devices"),
         ({"model": {"weights": "heavy"}}, "ModelSpec.weights in the text: 'heavy' will not do"),
         ({"optimizer": 3}, "OptimizerSpec in the text must be an object; got 3"),
