@@ -22,6 +22,7 @@ RESULTS = {
     "ripple, 4 layers": RIPPLE4,
 }
 SYSTEMS = {"DeiT-LA": DEIT_LA, "DeiT": DEIT, "ConViT": CONVIT, "ripple": RIPPLE}
+# No recipe of its own: DeiT of four layers.
 DEPTHS = {"DeiT-LA, 4 layers": f"{DEIT_LA}4", "DeiT, 4 layers": "", "ripple, 4 layers": RIPPLE4}
 SETUPS = {
     "ripple, R_max 4": RIPPLE,
@@ -119,7 +120,7 @@ def by_setup() -> str:
 
 
 def ours_and_the_papers(recipes: dict[str, str]) -> str:
-    """A row for each recipe; without one, DeiT of four layers."""
+    """A row for each recipe."""
     lines = []
     for name, recipe in recipes.items():
         ours = [top1(recipe, epochs) if recipe else deit_of_four_layers(epochs)
