@@ -1,9 +1,8 @@
 """The command `ripple`."""
 
-import re
 import sys
 import warnings
-from importlib.util import find_spec
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated
 
@@ -33,23 +32,15 @@ app.command()(inspection.analyze)
 app.command(name="app")(inspection.app)
 
 
-def version_of(package: str) -> str:
-    """The version that a package's source states, without importing it, and torch with it."""
-    found = find_spec(package)
-    assert found is not None and found.origin is not None
-    source = Path(found.origin).read_text(encoding="utf-8")
-    return re.findall(r'^__version__ = "(.+)"$', source, re.M)[0]
-
-
 def _version(asked: bool) -> None:
     if asked:
-        console.print(version_of("ripple_attention"), highlight=False)
+        console.print(version("ripple-attention"), highlight=False)
         raise typer.Exit
 
 
 @app.callback()
 def ripple(
-    version: Annotated[
+    show_version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.table import Table
@@ -17,11 +17,10 @@ if TYPE_CHECKING:
     from ripple_lab.bench.attentions import Shape
 
 Row = dict[str, Any]
+Dtype = Literal["float32", "bfloat16", "float16"]
 
 DEVICE = typer.Option(help="cpu or cuda. Default: cuda, if there is a GPU.")
-DTYPE = typer.Option(
-    help="float32, bfloat16 or float16. Default: bfloat16 on a GPU, float32 on a CPU."
-)
+DTYPE = typer.Option(help="Default: bfloat16 on a GPU, float32 on a CPU.")
 ONLY = typer.Option(help="Systems with this in their name; several parts of names with commas.")
 ROUNDS = typer.Option(min=1, help="How often each time is measured.")
 OUTPUT = typer.Option(
@@ -42,9 +41,9 @@ def op(
     head_dim: Annotated[int, typer.Option(min=1)] = 32,
     max_distance: Annotated[int, typer.Option(min=1, help="R_max.")] = 4,
     partition: Annotated[
-        str, typer.Option(help="Kind of rings: chebyshev, logarithmic or foveal.")
+        Literal["chebyshev", "logarithmic", "foveal"], typer.Option(help="Kind of rings.")
     ] = "chebyshev",
-    dtype: Annotated[str, DTYPE] = "",
+    dtype: Annotated[Literal["float64", "float32", "bfloat16", "float16"] | None, DTYPE] = None,
     device: Annotated[str, DEVICE] = "",
     rounds: Annotated[int, ROUNDS] = 7,
     only: Annotated[str, ONLY] = "",
@@ -54,24 +53,12 @@ def op(
 
     Example: ripple bench op --sides 14,64 --rounds 3
     """
-    from ripple_lab.bench.op import (
-        AGREEMENT,
-        PARTITIONS,
-        OpBenchmark,
-        default_path,
-        run,
-        systems,
-    )
+    from ripple_lab.bench.op import OpBenchmark, default_path, run, systems
 
-    device, dtype = device_and_dtype(device, dtype)
-    known = [str(name).removeprefix("torch.") for name in AGREEMENT]
-    if dtype not in known:
-        raise typer.BadParameter(f"must be one of {', '.join(known)}; got {dtype!r}")
-    if partition not in PARTITIONS:
-        raise typer.BadParameter(f"must be one of {', '.join(PARTITIONS)}; got {partition!r}")
+    device = check_device(device)
     config = OpBenchmark(
-        whole_numbers(sides, "sides"), batch, heads, head_dim, max_distance, dtype, device, rounds,
-        partition=partition,
+        whole_numbers(sides, "sides"), batch, heads, head_dim, max_distance,
+        dtype or usual_dtype(device), device, rounds, partition=partition,
     )  # fmt: skip
     names = systems(config.groups, config)
     config = replace(config, only=systems_named(only, names))
@@ -103,7 +90,7 @@ def layer(
         float | None, typer.Option(min=0, help="Start nothing more after this many seconds.")
     ] = None,
     device: Annotated[str, DEVICE] = "",
-    dtype: Annotated[str, DTYPE] = "",
+    dtype: Annotated[Dtype | None, DTYPE] = None,
     output: Annotated[Path | None, OUTPUT] = None,
 ) -> None:
     """Time and peak memory of layers with their projections.
@@ -116,8 +103,7 @@ def layer(
     from ripple_lab.bench.attentions import WEIGHTS
     from ripple_lab.bench.layer import SHAPES, LayerBenchmark, default_path, run
 
-    device, dtype = device_and_dtype(device, dtype)
-    check_dtype(dtype)
+    device = check_device(device)
     kinds = cast("tuple[WeightKind, ...]", tuple(weights.split(",")))
     if unknown := [kind for kind in kinds if kind not in WEIGHTS]:
         raise typer.BadParameter(
@@ -128,7 +114,7 @@ def layer(
         reaches=whole_numbers(reaches, "reaches"),
         maps=tuple(maps.split(",")),
         weights=kinds,
-        dtype=dtype,
+        dtype=dtype or usual_dtype(device),
         device=device,
         rounds=rounds,
         budget=math.inf if budget is None else budget,
@@ -167,7 +153,7 @@ def model(
             "all but the slowest two."
         ),
     ] = "",
-    dtype: Annotated[str, DTYPE] = "",
+    dtype: Annotated[Dtype | None, DTYPE] = None,
     device: Annotated[str, DEVICE] = "",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile.")] = True,
     forward_alone: Annotated[
@@ -190,8 +176,7 @@ def model(
     )
 
     systems = systems_named(only, SYSTEMS) if only else USUAL
-    device, dtype = device_and_dtype(device, dtype)
-    check_dtype(dtype)
+    device = check_device(device)
     on_cpu = device == "cpu"
     if width % 6:
         raise typer.BadParameter(f"the width must be a multiple of the 6 heads; got {width}")
@@ -199,7 +184,7 @@ def model(
         sides=whole_numbers(sides or ("14" if on_cpu else "14,16,64,128"), "sides"),
         tokens_at_once=tokens_at_once or (392 if on_cpu else 100_352),
         systems=systems,
-        dtype=dtype,
+        dtype=dtype or usual_dtype(device),
         device=device,
         compile=compiled,
         rounds=rounds,
@@ -209,15 +194,15 @@ def model(
     )
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
-    table = Table(title=f"{rows[0]['hardware']}, {dtype}, images/s", title_justify="left")
+    table = Table(title=f"{rows[0]['hardware']}, {config.dtype}, images/s", title_justify="left")
     for heading in ("tokens", "batch", "system", "pass", "images/s", "MB"):
         table.add_column(heading, justify="left" if heading in ("system", "pass") else "right")
     for row in rows:
-        speed = f"{row['images_per_second']:,.1f}" if row["status"] == "ok" else row["status"]
-        memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
-        table.add_row(
-            f"{row['tokens']:,}", str(row["batch"]), row["system"], row["pass"], speed, memory
-        )
+        timed = row["status"] == "ok"
+        speed = f"{row['images_per_second']:,.1f}" if timed else row["status"]
+        memory = f"{row['peak_mb']:,.0f}" if timed else "–"
+        tokens, images = f"{row['tokens']:,}", str(row["batch"])
+        table.add_row(tokens, images, row["system"], row["pass"], speed, memory)
     console.print(table)
     console.print(f"Wrote {path}")
 
@@ -230,10 +215,10 @@ def detection(
     image: Annotated[
         str, typer.Option(help="Pixels of the whole detectors' picture, height×width; or none.")
     ] = "800x1066",
-    backbone: Annotated[str, typer.Option(help="resnet50 or resnet18.")] = "resnet50",
+    backbone: Annotated[Literal["resnet50", "resnet18"], typer.Option()] = "resnet50",
     batch: Annotated[int, typer.Option(min=1, help="Pictures at a time.")] = 1,
     padded: Annotated[bool, typer.Option(help="A quarter of each grid is padding.")] = False,
-    dtype: Annotated[str, DTYPE] = "",
+    dtype: Annotated[Dtype | None, DTYPE] = None,
     device: Annotated[str, DEVICE] = "",
     compiled: Annotated[bool, typer.Option(help="Use torch.compile for the encoders.")] = False,
     rounds: Annotated[int, ROUNDS] = 5,
@@ -244,12 +229,8 @@ def detection(
     Example: ripple bench detection --grids 25x34,50x68 --device cpu --dtype float32 --image none
     """
     from ripple_lab.bench.detection import DetectionBenchmark, default_path, run
-    from ripple_lab.detection.backbone import WEIGHTS
 
-    if backbone not in WEIGHTS:
-        raise typer.BadParameter(f"must be one of {', '.join(WEIGHTS)}; got {backbone!r}")
-    device, dtype = device_and_dtype(device, dtype)
-    check_dtype(dtype)
+    device = check_device(device)
     images = rectangles(image)
     if len(images) > 1:
         raise typer.BadParameter(f"detectors are timed on one size of picture; got {image!r}")
@@ -259,7 +240,7 @@ def detection(
         backbone=backbone,
         batch=batch,
         padded=padded,
-        dtype=dtype,
+        dtype=dtype or usual_dtype(device),
         device=device,
         compile=compiled,
         rounds=rounds,
@@ -268,13 +249,16 @@ def detection(
         raise typer.BadParameter("there is nothing to time: give --grids or --image")
     path = output or default_path(config)
     rows = measure_to(path, lambda progress: run(config, progress))
-    table = Table(title=f"{rows[0]['hardware']}, {dtype}, batch {batch}", title_justify="left")
+    table = Table(
+        title=f"{rows[0]['hardware']}, {config.dtype}, batch {batch}", title_justify="left"
+    )
     for heading in ("part", "size", "pass", "system", "ms", "MB"):
         table.add_column(heading, justify="right" if heading in ("size", "ms", "MB") else "left")
     for row in rows:
+        timed = row["status"] == "ok"
         size = f"{row['height']}×{row['width']}"
-        time = f"{row['median_ms']:,.2f}" if row["status"] == "ok" else row["status"]
-        memory = f"{row['peak_mb']:,.0f}" if row["status"] == "ok" else "–"
+        time = f"{row['median_ms']:,.2f}" if timed else row["status"]
+        memory = f"{row['peak_mb']:,.0f}" if timed else "–"
         table.add_row(row["part"], size, row["pass"], row["system"], time, memory)
     console.print(table)
     console.print(f"Wrote {path}")
@@ -379,15 +363,8 @@ def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
     return tuple(names[name] for name in found)
 
 
-def device_and_dtype(device: str, dtype: str) -> tuple[str, str]:
-    """Those that were given, or the usual ones of this machine."""
-    device = check_device(device)
-    return device, dtype or ("float32" if device == "cpu" else "bfloat16")
-
-
-def check_dtype(dtype: str) -> None:
-    if dtype not in ("float32", "bfloat16", "float16"):
-        raise typer.BadParameter(f"must be float32, bfloat16 or float16; got {dtype!r}")
+def usual_dtype(device: str) -> str:
+    return "float32" if device == "cpu" else "bfloat16"
 
 
 def show(rows: list[Row]) -> None:

@@ -110,8 +110,8 @@ def test_bench_detection_times_encoders_and_detectors(tmp_path):
     [
         (("--grids", "25"), "height×width"),
         (("--grids", "0x4"), "height×width"),
-        (("--backbone", "vgg"), "resnet50, resnet18"),
-        (("--dtype", "int8"), "float32, bfloat16 or float16"),
+        (("--backbone", "vgg"), "'resnet50', 'resnet18'"),
+        (("--dtype", "int8"), "'float32', 'bfloat16', 'float16'"),
         (("--image", "8x8,9x9"), "one size of picture"),
         (("--grids", "none", "--image", "none"), "nothing to time"),
     ],
@@ -119,7 +119,7 @@ def test_bench_detection_times_encoders_and_detectors(tmp_path):
 def test_bench_detection_refuses_bad_options(words, message):
     done = ripple("bench", "detection", *words)
     assert done.exit_code == 2
-    assert message in done.output
+    assert message in " ".join(done.output.replace("│", " ").split())
 
 
 @pytest.mark.parametrize("name", model.SYSTEMS)
@@ -169,17 +169,17 @@ def test_bench_op_names_what_does_not_fit(monkeypatch):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--dtype", "int8"), "must be one of"),
+        (("--dtype", "int8"), "is not one of"),
         (("--sides", "14;32"), "whole numbers"),
         (("--sides", "0"), "whole numbers"),
         (("--max-distance", "0"), "greater than or equal"),
-        (("--partition", "rings"), "must be one of chebyshev, logarithmic, foveal"),
+        (("--partition", "rings"), "is not one of 'chebyshev'"),
     ],
 )
 def test_bench_op_refuses_bad_options(words, message):
     done = ripple("bench", "op", *words)
     assert done.exit_code == 2
-    assert message in done.output
+    assert message in " ".join(done.output.replace("│", " ").split())
 
 
 def test_table_by_autograd_is_the_same_function():

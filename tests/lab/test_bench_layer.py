@@ -228,7 +228,7 @@ class FakeGraph:
         (("--shapes", ";"), "there is no shape"),
         (("--reaches", "4,none"), "reaches are whole numbers"),
         (("--weights", "stick"), "stick-breaking, fixed, softmax, truncated"),
-        (("--dtype", "int8"), "float32, bfloat16 or float16"),
+        (("--dtype", "int8"), "'float32', 'bfloat16', 'float16'"),
         (("--only", "rippel"), "did you mean ripple"),
     ],
 )

@@ -1,6 +1,7 @@
-"""The documentation: it builds without a warning, its code runs, its links lead somewhere."""
+"""README and documentation: they build, their code runs, their numbers are those of the results."""
 
 import re
+import shlex
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -10,12 +11,16 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 import ripple_attention
+from ripple_lab.commands import train
+from ripple_lab.recipes import find_recipe
+from ripple_lab.reproduce import blocks
 
 ROOT = Path(__file__).parents[2]
-DOCS = ROOT / "docs"
-PAGES = {path.relative_to(DOCS).with_suffix("").as_posix(): path for path in DOCS.rglob("*.md")}
-PYTHON = re.compile(r"```python\n(.*?)```", re.S)
-CODE = {name: PYTHON.findall(path.read_text()) for name, path in PAGES.items()}
+PAGES = {
+    path.relative_to(ROOT).with_suffix("").as_posix(): path.read_text(encoding="utf-8")
+    for path in blocks.pages(ROOT)
+}
+CODE = {name: re.findall(r"```python\n(.*?)```", text, re.S) for name, text in PAGES.items()}
 
 
 class Page(HTMLParser):
@@ -61,8 +66,8 @@ def site(folder):
 
 
 def test_every_page_is_built(site, folder):
-    built = {path.relative_to(folder).with_suffix("").as_posix() for path in site}
-    assert built >= PAGES.keys()
+    built = {f"docs/{path.relative_to(folder).with_suffix('').as_posix()}" for path in site}
+    assert built >= PAGES.keys() - {"README"}
 
 
 def test_links_and_pictures_lead_somewhere(site):
@@ -94,13 +99,43 @@ def test_every_public_name_is_in_the_reference(site):
     assert set(ripple_attention.__all__) <= documented
 
 
-@pytest.mark.parametrize("name", [name for name, blocks in CODE.items() if blocks])
+@pytest.mark.parametrize("name", [name for name, code in CODE.items() if code])
 def test_the_code_of_a_page_runs(name):
     names = {}
     for block in CODE[name]:
         exec(compile(block, name, "exec"), names)
 
 
-@pytest.mark.parametrize("name", ["quickstart", "swap"])
-def test_a_page_for_beginners_has_code(name):
-    assert len(CODE[name]) >= 3
+@pytest.mark.parametrize("name", [name for name, text in PAGES.items() if "<!-- res" in text])
+def test_make_results_changes_nothing(name):
+    assert blocks.fill(PAGES[name]) == PAGES[name]
+
+
+def test_a_block_that_nothing_writes_is_named():
+    with pytest.raises(ValueError, match=r"readme-results.*; a page asks for 'nope'"):
+        blocks.fill("<!-- results: nope -->\nold\n<!-- end of results -->")
+
+
+def test_the_readme_is_one_page_with_three_tables():
+    readme = PAGES["README"]
+    assert len(readme.splitlines()) <= 120
+    names = re.findall(r"<!-- results: (\S+) -->\n\|", readme)
+    assert names == ["readme-speed", "support-matrix", "readme-results"]
+    for target in re.findall(r"\]\(([^)#]+)", readme):
+        assert (ROOT / target).exists(), target
+
+
+def test_commands_of_training_are_understood():
+    text = "\n".join(PAGES.values()).replace("\\\n", "")
+    found = re.findall(r"^    ripple train ([a-z].*)", text, re.M)
+    for line in found:
+        name, *words = shlex.split(line, comments=True)
+        if not {"--output", "--help"} & set(words):
+            kept = [word for word in words if word not in ("--resume", "--quick")]
+            train.override(find_recipe(name), kept, "ripple train")
+    assert len(found) >= 4
+
+
+def test_the_versions_agree():
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {ripple_attention.__version__}\n" in citation
