@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+PARTIAL = (torch.masked.MaskedTensor, UninitializedBuffer, UninitializedParameter)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 MOST = 2**31 - 1  # of anything that is counted: kernels count in 32 bits
@@ -90,11 +92,16 @@ def _is_whole(x: Any) -> bool:
     return isinstance(x, int | torch.SymInt) and not isinstance(x, bool)
 
 
+def is_dense(x: Any) -> bool:
+    """Whether x is a tensor that has all its numbers: not sparse, nested, masked or yet to come."""
+    if not isinstance(x, Tensor) or isinstance(x, PARTIAL):
+        return False
+    return x.layout is torch.strided and not x.is_nested
+
+
 def holds_floats(x: Any) -> bool:
     """Whether x is a dense tensor of floats that the operators compute with."""
-    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
-        return False
-    return x.dtype in DTYPES
+    return is_dense(x) and x.dtype in DTYPES
 
 
 def check_floats(name: str, x: Any, shape: str) -> None:
@@ -110,7 +117,8 @@ def check_floats(name: str, x: Any, shape: str) -> None:
 
 REMEDY = (
     "Convert lists with torch.tensor, arrays with torch.from_numpy, sparse tensors with "
-    ".to_dense(), nested ones with .to_padded_tensor(0), other types with .to(torch.float32)."
+    ".to_dense(), nested ones with .to_padded_tensor(0), masked ones with .to_tensor(0), other "
+    "types with .to(torch.float32)."
 )
 
 
@@ -118,12 +126,15 @@ def describe(x: Any) -> str:
     """What came in place of a tensor."""
     if not isinstance(x, Tensor):
         return f"{shorten(x)} of type {type(x).__name__}"
-    if x.is_nested:
-        return f"a nested tensor, {x.dtype}"
+    if x.is_nested or isinstance(x, PARTIAL):
+        return f"a {'nested tensor' if x.is_nested else type(x).__name__}, {x.dtype}"
     layout = "" if x.layout is torch.strided else f", {x.layout}"
     return f"shape={tuple(x.shape)}, {x.dtype}{layout} on {x.device}"
 
 
 def shorten(value: Any) -> str:
-    text = " ".join(repr(value).split())
+    try:
+        text = " ".join(repr(value).split())
+    except Exception:  # of another's class
+        text = object.__repr__(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,6 +1,5 @@
 """The public operators: check what came, choose an algorithm, call it."""
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -10,11 +9,13 @@ from torch import Tensor
 
 from ripple_attention import dispatch
 from ripple_attention.checks import (
+    LARGEST,
     REMEDY,
     check_floats,
     check_number,
     describe,
     holds_floats,
+    is_dense,
     shorten,
 )
 from ripple_attention.dispatch import Problem
@@ -171,7 +172,7 @@ def ripple_attention(
     torch.Size([2, 14, 14, 6, 32])
     """
     dispatch.check_implementation(implementation)
-    check_eps(eps)
+    eps = check_eps(eps)
     q, k, v = in_autocast_type(q, k, v)
     given = prefix_k, prefix_v, prefix_padding_mask
     if near is not None or any(x is not None for x in given):
@@ -237,7 +238,7 @@ def _with_shares(
             kind = dispatch.choose_window(problem, name, implementation)
             window = WINDOWS["export" if is_exporting() else kind]
             keys = near.k if mask is None else without_padding(near.k, v, mask)[0]
-            scale = near.q.shape[-1] ** -0.5 if near.scale is None else float(near.scale)
+            scale = max(near.q.shape[-1], 1) ** -0.5 if near.scale is None else float(near.scale)
             seen = window(near.q, keys, v, of_window, mask, list(all_radii[:first_far]), scale)
             if prefix is not None:
                 seen = merge(seen, prefix_by_softmax(near.q, prefix, of_prefix, scale))
@@ -306,7 +307,7 @@ def _checked_prefix(
             )
     if mask is None:
         return Prefix(k, v, mask)
-    if not isinstance(mask, Tensor) or mask.layout is not torch.strided or mask.is_nested:
+    if not is_dense(mask):
         raise ValueError(
             "prefix_padding_mask must be a bool tensor (B, P), a dense one; got "
             f"{describe(mask)}. {REMEDY}"
@@ -378,12 +379,12 @@ def explain(
 def check_eps(eps: float) -> float:
     """The number itself, if it may be added to a denominator."""
     number = isinstance(eps, int | float) and not isinstance(eps, bool)
-    if not (number and 0 <= eps < math.inf):
+    if not (number and 0 <= eps <= LARGEST):
         raise ValueError(
             "eps, which is added to the denominator, must be a finite number ≥ 0; "
             f"got eps={shorten(eps)}. 0 adds nothing."
         )
-    return eps
+    return float(eps)
 
 
 def linear_attention(
@@ -403,7 +404,7 @@ def linear_attention(
     Returns:
         (B, H, W, N, E), in the type of v; 0 where the denominator is 0. Sums are float32 or better.
     """
-    check_eps(eps)
+    eps = check_eps(eps)
     q, k, v = in_autocast_type(q, k, v)
     check_qkv(q, k, v)
     check_mask(key_padding_mask, v)

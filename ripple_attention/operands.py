@@ -13,7 +13,7 @@ from torch._C._functorch import (
 )
 from torch.autograd import forward_ad
 
-from ripple_attention.checks import DTYPES, REMEDY, describe, shorten
+from ripple_attention.checks import DTYPES, REMEDY, describe, is_dense, shorten
 from ripple_attention.ops.common import accumulation_dtype, autocast_dtype
 from ripple_attention.partition import Partition
 
@@ -148,7 +148,7 @@ def check_qkv(q: Tensor, k: Tensor, v: Tensor) -> None:
 
 def check_dense(name: str, x: Tensor) -> None:
     """Refuses what is no dense tensor."""
-    if not isinstance(x, Tensor) or x.layout is not torch.strided or x.is_nested:
+    if not is_dense(x):
         raise ValueError(f"{name} must be a dense tensor; got {describe(x)}. {REMEDY}")
 
 
@@ -156,7 +156,7 @@ def check_mask(mask: Tensor | None, v: Tensor) -> None:
     """Refuses a key padding mask that is not bool (B, H, W) on the device of v."""
     if mask is None:
         return
-    if not isinstance(mask, Tensor) or mask.layout is not torch.strided or mask.is_nested:
+    if not is_dense(mask):
         raise ValueError(
             "key_padding_mask must be a bool tensor (B, H, W), a dense one; got "
             f"{describe(mask)}. {REMEDY}"

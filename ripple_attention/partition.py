@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 import torch
@@ -44,7 +44,8 @@ class Partition:
     tile_radii: tuple[int, ...]
 
     def __init__(self, radii: Iterable[int], tile: int = 0, tile_radii: Iterable[int] = ()):
-        given, radii = radii, tuple(radii) if isinstance(radii, Iterable) else ()
+        some = islice(radii, MOST_RINGS + 1) if isinstance(radii, Iterable) else ()
+        given, radii = radii, tuple(some)
         whole = all(isinstance(radius, int) and not isinstance(radius, bool) for radius in radii)
         rising = whole and all(low < high for low, high in pairwise(radii))
         few = 0 < len(radii) <= MOST_RINGS

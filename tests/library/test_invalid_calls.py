@@ -9,6 +9,7 @@ import math
 import re
 import traceback
 from functools import partial
+from itertools import count
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,9 @@ from ripple_attention import (
     create_feature_map,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:Sparse CSR", "ignore:.*nested tensors")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Sparse CSR", "ignore:.*nested tensors", "ignore:.*MaskedTensors"
+)
 HERE = Path(ripple.__file__).parent
 nan, inf = math.nan, math.inf
 PARTITION = chebyshev(2)
@@ -42,10 +45,15 @@ ANY = ("a dimension more", "a dimension less", "another batch")  # where only th
 FLAGS = (None, "yes", 1, 0.0, torch.ones(1))
 
 
+class WithoutRepr:
+    def __repr__(self):
+        raise RuntimeError
+
+
 def numbers(least=-inf, most=inf):
     """What is no finite number within bounds."""
     outside = [x for x in (least - 1, most + 1) if math.isfinite(x)]
-    return (*outside, nan, inf, -inf, True, "1", 1j, [1.0], torch.ones(1), np.float32(1))
+    return (*outside, nan, inf, -inf, 10**400, True, "1", 1j, [1.0], torch.ones(1), np.float32(1))
 
 
 def not_like(x):
@@ -65,6 +73,9 @@ def not_like(x):
         "bools": x > 0,
         "8 bits": x.to(torch.float8_e4m3fn),
         "another type": x.half(),
+        "a masked tensor": torch.masked.masked_tensor(x, x > 0),
+        "no numbers yet": torch.nn.parameter.UninitializedParameter(),
+        "what has no repr": WithoutRepr(),
         "a scalar": x.sum(),
         "a dimension more": x[None],
         "a dimension less": x[0],
@@ -168,7 +179,7 @@ def partitions():
     made = Partition((0, 2))
     radii = (
         None, 3, "01", (), [], (1.0,), (True,), (-1, 2), (2, 1), (1, 1), (0, nan), (0, "1"),
-        (2**63,), (0, 2**63), (0, 2**200), (torch.tensor(1),), {0: 1}.values, range(2**17),
+        count(), (2**63,), (0, 2**63), (0, 2**200), (torch.tensor(1),), {0: 1}.values, range(2**17),
     )  # fmt: skip
     grids = (
         None, 5, "34", (3,), (3, 4, 5), (0, 4), (3, -1), (-1, -5), (2.5, 3), (True, 3), (None, 3),
