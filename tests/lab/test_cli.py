@@ -8,6 +8,7 @@ import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -318,51 +319,35 @@ def test_weight_map_lays_weights_on_their_rings():
     assert weight_map(weights, chebyshev(2), (1, 1), (2, 4)).tolist() == expected
 
 
-@pytest.mark.parametrize(
-    ("command", "module", "extra"),
-    [
-        ("predict", "sklearn.datasets", "demo"),
-        ("app", "PIL", "app"),
-        ("evaluate", "faster_coco_eval", "detection"),
-    ],
-)
-def test_a_missing_package_names_the_extra_that_brings_it(
-    command, module, extra, monkeypatch, capsys
-):
-    def missing():
-        raise ModuleNotFoundError(f"No module named {module!r}", name=module)
-
-    monkeypatch.setattr(cli, "app", missing)
-    monkeypatch.setattr("sys.argv", ["ripple", command])
-    with pytest.raises(SystemExit, match="1"):
-        cli.main()
-    output = capsys.readouterr().err
-    assert f"needs {module.split('.')[0]}" in output
-    assert f"pip install '.[{extra}]'" in output
+def missing(module):
+    return ModuleNotFoundError(f"No module named {module!r}", name=module)
 
 
 @pytest.mark.parametrize(
-    ("error", "shown"),
+    ("command", "error", "shown"),
     [
+        ("predict", missing("sklearn.datasets"), "needs sklearn.*pip install '.\\[demo]'"),
+        ("app", missing("PIL"), "needs PIL.*pip install '.\\[app]'"),
+        ("evaluate", missing("faster_coco_eval"), "pip install '.\\[detection]'"),
         (
+            "train",
             RuntimeError(
                 "Caught DataError in DataLoader worker process 0.\nOriginal Traceback …\n"
                 "ripple_lab.data.images.DataError: 100 images could not be decoded\n"
             ),
-            "100 images could not be decoded",
+            "^100 images could not be decoded$",
         ),
         (
+            "results",
             FileNotFoundError(2, "No such file or directory", "a.csv"),
-            "a.csv cannot be read or written: No such file or directory",
+            "^a.csv cannot be read or written: No such file or directory$",
         ),
-        (ValueError("one line " * 40 + "of a pipe"), "one line " * 40 + "of a pipe"),
+        ("pack", ValueError("one line " * 40 + "of a pipe"), "^(one line ){40}of a pipe$"),
     ],
 )
-def test_an_error_is_its_own_line_alone(error, shown, monkeypatch, capsys):
-    def failing():
-        raise error
-
-    monkeypatch.setattr(cli, "app", failing)
+def test_an_error_is_shown_without_a_traceback(command, error, shown, monkeypatch, capsys):
+    monkeypatch.setattr(cli, "app", mock.Mock(side_effect=error))
+    monkeypatch.setattr("sys.argv", ["ripple", command])
     with pytest.raises(SystemExit, match="1"):
         cli.main()
-    assert capsys.readouterr().err.strip() == shown
+    assert re.search(shown, capsys.readouterr().err.strip(), re.DOTALL)
