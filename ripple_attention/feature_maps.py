@@ -32,7 +32,7 @@ class FeatureMap(nn.Module):
     """The base of all maps: scales inputs, and maps queries and keys with one draw.
 
     Args:
-        head_dim: D.
+        head_dim: Width of a query or key, D.
         num_features: M, the width of φ(x).
         scaling: How x is scaled first: "none"; "scaled", by D^(−1/4); "unit", to length 1;
             "unit-scaled", to length D^(1/4). Without a bound on x the sines of a `learned` map
@@ -483,7 +483,7 @@ def create_feature_map(
 
     Args:
         name: One of `FEATURE_MAPS`.
-        head_dim: D.
+        head_dim: Width of a query or key, D.
         num_heads: N, for maps that have parameters for each head.
         num_features: M; None for the map's own width.
         options: Further arguments of the map: `scaling`, `device` and `dtype`.

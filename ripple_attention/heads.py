@@ -310,7 +310,7 @@ class RippleHeads(RippleCore, nn.Module):
 
     Args:
         head_dim: D, the width of a head.
-        num_heads: N.
+        num_heads: How many heads, N.
         max_distance, partition, weights, balanced, halt_threshold, tail: As in `RippleAttention`.
         near, near_distance, num_prefix_tokens, implementation: As in `RippleAttention`.
         feature_map, num_features, feature_map_options, eps: As in `RippleAttention`.

@@ -71,12 +71,12 @@ class Partition:
 
     @property
     def num_groups(self) -> int:
-        """G: one group for each box and each coarse ring, and the rest."""
+        """G, one group for each box and each coarse ring, and the rest."""
         return len(self.radii) + len(self.tile_radii) + 1
 
     @property
     def bounds(self) -> list[int]:
-        """The partition as the operators take it: radii, then −tile, then tile radii, if any."""
+        """The partition as the operators take it (radii, then −tile, then tile radii, if any)."""
         return [*self.radii, *([-self.tile] if self.tile else []), *self.tile_radii]
 
     @classmethod
@@ -98,7 +98,7 @@ class Partition:
 
     @property
     def reach(self) -> int:
-        """The radius of the last box: farther tokens are the rest, or in coarse rings."""
+        """The radius of the last box. Farther tokens are the rest, or in coarse rings."""
         return self.radii[-1]
 
     @property

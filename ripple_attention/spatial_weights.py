@@ -117,8 +117,8 @@ class SpatialWeights(nn.Module):
 
     Args:
         value_dim: E, the width of a value.
-        num_heads: N.
-        num_groups: G.
+        num_heads: How many heads, N.
+        num_groups: How many groups, G.
         kind: "stick-breaking"; "truncated", the same with the rest at 0 (local only); "softmax"
             over G logits, which does not prefer the near; "fixed", 1/2, 1/4, … without parameters.
         balanced: As in `stick_breaking`.

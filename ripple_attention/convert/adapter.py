@@ -22,7 +22,7 @@ class Heads:
 
     Attributes:
         head_dim: D, channels of a head.
-        num_heads: N.
+        num_heads: How many heads, N.
         scale: Of the scores; None for D^(−1/2).
         num_prefix_tokens: Class and register tokens in front of those of the grid.
         leave: Why `blocks="global"` passes it by, if it does: "attends within windows of 14×14".

@@ -213,7 +213,7 @@ class StochasticLinearAttention(LinearAttention):
     is drawn at each call; in evaluation it follows from the seed and the number of tokens.
 
     Args:
-        num_realizations: R.
+        num_realizations: How many draws, R.
         seed: Of the noise in evaluation, at least 0.
         dim, num_heads, feature_map, num_features, feature_map_options, eps, qkv_bias, proj_drop: As
             in `LinearAttention`, the map being one of R channels.
@@ -299,7 +299,7 @@ class SineSPELinearAttention(StochasticLinearAttention):
     low, so that the encoding reaches far.
 
     Args:
-        num_sines: K.
+        num_sines: How many sines, K.
         dim, num_heads, options: As in `StochasticLinearAttention`.
     """
 

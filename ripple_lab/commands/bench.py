@@ -1,4 +1,4 @@
-"""The commands `ripple bench op`, `layer`, `model` and `detection` measure; others show results."""
+"""The commands `ripple bench …`: four measure, two show what was measured."""
 
 import math
 import re
@@ -295,10 +295,10 @@ def plot(
 
 
 def measure_to(path: Path, run: Callable[[Callable[[str], None]], Iterator[Row]]) -> list[Row]:
-    """Rows of a measurement, written to a CSV as they come: what was measured stays."""
+    """The rows of a measurement. They are written to a CSV as they come, so a stop loses none."""
     from ripple_lab.files import write_csv
 
-    path.parent.mkdir(parents=True, exist_ok=True)  # what cannot be written is found out first
+    path.parent.mkdir(parents=True, exist_ok=True)  # before any time is spent on measuring
     rows = []
     with console.status("starting") as status:
         for row in run(status.update):
@@ -332,8 +332,8 @@ def layer_shapes(text: str) -> tuple["Shape", ...]:
     from ripple_lab.bench.attentions import Shape
 
     shapes = []
-    for said in filter(None, (part.strip() for part in text.split(";"))):
-        numbers = re.fullmatch(r"(\d+)(?:[x×](\d+))? *, *(\d+) *, *(\d+)/(\d+)", said)
+    for words in filter(None, (part.strip() for part in text.split(";"))):
+        numbers = re.fullmatch(r"(\d+)(?:[x×](\d+))? *, *(\d+) *, *(\d+)/(\d+)", words)
         first, second, *rest = [int(n or 0) for n in numbers.groups()] if numbers else [0] * 5
         side = math.isqrt(first)
         height, width = (first, second) if second else (side, side if side**2 == first else 0)
@@ -341,7 +341,7 @@ def layer_shapes(text: str) -> tuple["Shape", ...]:
             raise typer.BadParameter(
                 "a shape is tokens,batch,channels/heads, as 196,64,192/6: tokens a square number "
                 "(or height x width), channels a multiple of heads, semicolons between shapes; "
-                f"got {said!r}"
+                f"got {words!r}"
             )
         shapes.append(Shape(height, width, *rest))
     if not shapes:
@@ -350,7 +350,7 @@ def layer_shapes(text: str) -> tuple["Shape", ...]:
 
 
 def systems_named(only: str, known: Iterable[str]) -> tuple[str, ...]:
-    """The systems that a person means, or a refusal that names them all."""
+    """The systems that have one of these words in their names; without any, lists all."""
     from ripple_lab.bench.measure import matching_names
 
     names = {name.lower(): name for name in known}
@@ -402,7 +402,7 @@ def show(rows: list[Row]) -> None:
 
 
 def show_layers(rows: list[Row]) -> None:
-    """Systems by shapes, as many shapes in a table as fit; then why something has no time."""
+    """Systems by shapes, as many shapes in a table as fit; then why a system has no time."""
     from ripple_lab.bench.layer import table_cells
 
     console.print(

@@ -168,17 +168,17 @@ def align(
 
 
 def load(name: str, weights: Path | None, side: int | None) -> "Pretrained":
-    """A pretrained model; says what may be downloaded, and which weights a file does not have."""
+    """A pretrained model. Says what may be downloaded, and which weights a file lacks."""
     from ripple_lab.align.models import load_pretrained
     from ripple_lab.align.processes import is_main
 
     if weights is None and not Path(name).exists() and is_main():
-        told = f"The weights of {name} are timm's: from its cache, or downloaded into it."
-        console.print(told, highlight=False, soft_wrap=True)
+        message = f"The weights of {name} are timm's: from its cache, or downloaded into it."
+        console.print(message, highlight=False, soft_wrap=True)
     pretrained = load_pretrained(name, weights, side)
     if missing := pretrained.missing:
-        some = ", ".join((*missing[:3], *["…"] * (len(missing) > 3)))
-        message = f"{weights} lacks {len(missing)} weights of {name}, which stay random: {some}"
+        first = ", ".join(missing[:3]) + (", …" if len(missing) > 3 else "")
+        message = f"{weights} lacks {len(missing)} weights of {name}, which stay random: {first}"
         errors.print(message, style="yellow", soft_wrap=True)
     return pretrained
 

@@ -49,7 +49,7 @@ class Annotations:
 
     @property
     def dropped(self) -> int:
-        """Objects without area inside their image, crowds aside: these are not learned."""
+        """Objects without area inside their image, crowds aside. These are not learned."""
         sizes = np.repeat(self.sizes, np.diff(self.first), axis=0)  # (N, 2)
         return int((~_has_area(_clipped_corners(self.boxes, sizes)) & ~self.crowd).sum())
 

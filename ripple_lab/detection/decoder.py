@@ -41,8 +41,8 @@ class DecoderLayer(nn.Module):
     """Queries look at each other, then each head at the image around its own point.
 
     Args:
-        dim: C.
-        num_heads: N.
+        dim: Channels of a token, C.
+        num_heads: How many heads, N.
         feedforward_dim: Between the two linear layers.
         dropout: Of attention and of what is added.
     """
@@ -126,7 +126,7 @@ class Decoder(nn.Module):
         num_classes: Logits of a query; each is an independent yes or no.
         num_layers: How many.
         num_queries: Q, the most objects that an image can have.
-        dim: C.
+        dim: Channels of a token, C.
         num_heads: N; divides `dim`.
         feedforward_dim: Between the two linear layers of each layer.
         dropout: Of attention and of what is added.

@@ -24,7 +24,7 @@ class EncoderLayer(nn.Module):
 
     Args:
         attention: The attention layer.
-        dim: C.
+        dim: Channels of a token, C.
         feedforward_dim: Between the two linear layers.
         dropout: Of what is added.
     """
@@ -54,7 +54,7 @@ class Encoder(nn.Module):
     Args:
         attention: "softmax", "linear" or "ripple".
         num_layers: How many.
-        dim: C.
+        dim: Channels of a token, C.
         num_heads: N; divides `dim`.
         feedforward_dim: Between the two linear layers of each layer.
         dropout: Of what is added to the tokens, and of the probabilities of softmax attention.
