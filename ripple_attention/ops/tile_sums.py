@@ -80,7 +80,8 @@ def tile_sums_forward(
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
     plan = make_plan(bounds, *v.shape[1:3])
     for part in _parts(q, v, plan):
-        queries, keys, values, weights = (x[part] for x in (q, k, _with_ones(v), spatial_weights))
+        queries, keys, values, weights = (x[part] for x in (q, k, v, spatial_weights))
+        values = F.pad(values, (0, 1), value=1)
         sums, magnitude = _far(_far_sums, plan, queries, keys, values, weights)
         near_weights = _near_weights(weights, plan)
         for strip, groups, key_tiles in _window(plan, keys, values):
@@ -114,7 +115,8 @@ def tile_sums_backward(
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     plan = make_plan(bounds, *v.shape[1:3])
     for part in _parts(q, v, plan):
-        queries, keys, values, weights = (x[part] for x in (q, k, _with_ones(v), spatial_weights))
+        queries, keys, values, weights = (x[part] for x in (q, k, v, spatial_weights))
+        values = F.pad(values, (0, 1), value=1)
         y = grad[part] * safe_divide(1, denominator[part]).unsqueeze(-1)
         y = torch.cat([y, -(y * out[part]).sum(-1, keepdim=True)], -1)
         totals = _far(_far_gradients, plan, queries, keys, values, weights, y)
@@ -252,10 +254,6 @@ def _step(alpha: Tensor, plan: Plan, n: int) -> Tensor:
     return (alpha[..., inside] - alpha[..., inside + 1]).unsqueeze(-1)
 
 
-def _with_ones(v: Tensor) -> Tensor:
-    return F.pad(v, (0, 1), value=1)
-
-
 def _rows_first(x: Tensor, tile: int) -> Tensor:
     """(B, H, W, N, C) → (H, B·N, W, C), H and W filled up with zeros to whole tiles."""
     _, H, W, _, _ = x.shape
@@ -272,5 +270,7 @@ def _parts(q: Tensor, v: Tensor, plan: Plan) -> Iterator[tuple[slice, ...]]:
     """Pieces of the batch and heads whose states stay within what is large at a time."""
     rows, columns = (-(-size // plan.tile) for size in v.shape[1:3])
     states = max(rows, columns) * max(plan.tile, min(rows, columns))
+    of_head = states * q.shape[-1] * (v.shape[-1] + 1)
     budget = NUMBERS_ON_CPU if v.device.type == "cpu" else NUMBERS_ELSEWHERE
-    return parts(v, states * q.shape[-1] * (v.shape[-1] + 1), budget)
+    third = of_head * v.shape[0] * v.shape[3] // 3  # its copies and results are small beside all
+    return parts(v, of_head, min(budget, third))

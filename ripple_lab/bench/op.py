@@ -303,6 +303,7 @@ def markdown_table(rows: list[Row]) -> str:
 
 
 def default_path(config: OpBenchmark) -> Path:
-    """Named after the rings, the hardware and the precision."""
-    rings = "op" if config.partition == "chebyshev" else f"op-{config.partition}"
-    return measure.default_path(rings, config.device, config.dtype)
+    """Named after the rings and heads, if they are not the usual ones, hardware and precision."""
+    rings = "" if config.partition == "chebyshev" else f"-{config.partition}"
+    heads = "" if config.head_dim == OpBenchmark.head_dim else f"-{config.head_dim}-channels"
+    return measure.default_path(f"op{rings}{heads}", config.device, config.dtype)
