@@ -15,7 +15,7 @@ from rich.console import Console
 from safetensors.torch import load_file, save_file
 from timm.optim import create_optimizer_v2
 
-from processes import Ripple, ripple_on_two_devices, start, wait_for
+from processes import Ripple, ripple_on_two_devices
 from ripple_attention.spatial_weights import halt
 from ripple_lab.data.augment import Augmentation
 from ripple_lab.data.images import DataError
@@ -262,50 +262,6 @@ def test_a_run_that_has_ended_is_not_run_again(whole):
     assert run(folder, resume=True) == result
 
 
-def die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def train_and_die(how, folder, recipe):
-    """Trains until after step 9, or the middle of the checkpoint of step 10."""
-    if how == "in an epoch":
-        plain_end = Preemption.on_train_batch_end
-
-        def batch_end(self, trainer, *rest):
-            plain_end(self, trainer, *rest)
-            if trainer.global_step == 9:
-                die()
-
-        Preemption.on_train_batch_end = batch_end
-    else:
-        plain_save = torch.save
-
-        def save(value, content):
-            if value["global_step"] == 10:
-                die()
-            plain_save(value, content)
-
-        torch.save = save
-    run(folder, recipe)
-
-
-@pytest.mark.parametrize("how", ["in an epoch", "in a checkpoint"])
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(how, whole, tmp_path):
-    recipe = replace(SMALL, checkpoint_minutes=0.0)
-    folder = tmp_path / "killed"
-    process = start(train_and_die, how, folder, recipe)
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    assert next(steps_kept(folder / "checkpoints")) == 9
-    assert any((folder / "checkpoints").glob(".partial-*")) == (how == "in a checkpoint")
-    run(folder, recipe, resume=True)
-    assert schedule(folder)[-1] == schedule(whole[0])[-1]
-    assert read_metrics(folder / "metrics.jsonl")[-1]["step"] == 18
-    assert_same_weights(folder, whole[0])
-    assert not any((folder / "checkpoints").glob(".partial-*"))
-    assert len(json.loads((folder / "environment.json").read_text())) == 2
-
-
 @pytest.mark.parametrize("step", [1, 5, 6, 7, 12, 17])
 def test_a_run_may_be_cut_after_any_step(step, whole, tmp_path, monkeypatch):
     original = Preemption.on_train_batch_end
@@ -336,20 +292,6 @@ def test_a_run_without_end_of_time_stops_in_time(tmp_path):
     assert stopped.value.signal_number == TIME_IS_UP
     assert list(steps_kept(tmp_path / "run/checkpoints")) == [1]
     run(tmp_path / "run", resume=True)  # hardware may change
-
-
-def test_sigterm_writes_a_checkpoint_first(tmp_path):
-    folder = tmp_path / "run"
-    recipe = replace(SMALL, epochs=1000)
-    (tmp_path / "recipe.json").write_text(recipe.to_json())
-    ripple = Ripple(tmp_path, "train", tmp_path / "recipe.json", "--output", folder)
-    wait_for(lambda: (folder / "metrics.jsonl").exists() and read_metrics(folder / "metrics.jsonl"))
-    ripple.send_signal(signal.SIGTERM)
-    assert ripple.wait() == 128 + signal.SIGTERM
-    said = ripple.errors.read_text()
-    (step,) = steps_kept(folder / "checkpoints")
-    assert f"Stopped at step {step}" in said
-    assert "--resume" in said
 
 
 @pytest.mark.parametrize("names", [["SIGHUP"], ["SIGTERM", "SIGINT"], ["SIGINT", "SIGHUP"]])
@@ -422,20 +364,6 @@ def test_two_processes_do_what_one_does_and_stop_together(tmp_path):
     ours, theirs = (load_file(tmp_path / name / "model.safetensors") for name in ("one", "two"))
     for key, value in ours.items():
         torch.testing.assert_close(theirs[key], value, rtol=1e-3, atol=1e-4)
-
-
-def test_a_damaged_checkpoint_is_passed_over(whole, tmp_path):
-    folder = tmp_path / "run"
-    recipe = replace(SMALL, checkpoint_minutes=0.0)
-    stop_at(folder, recipe, 10)
-    last, _ = steps_kept(folder / "checkpoints")
-    path = folder_of_step(folder / "checkpoints", last) / "trainer.pt"
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.warns(
-        UserWarning, match=f"step-{last:08d}/trainer.pt does not match .* Going back to .*"
-    ):
-        run(folder, recipe, resume=True)
-    assert_same_weights(folder, whole[0])
 
 
 def test_a_last_checkpoint_that_was_damaged_is_made_again(whole, tmp_path):
