@@ -1,4 +1,4 @@
-"""Puts the results that `ripple reproduce` reads into the package; all else: pyproject.toml."""
+"""Copies the result files into the package, for `ripple reproduce`. The rest: pyproject.toml."""
 
 import shutil
 from pathlib import Path

@@ -1,6 +1,6 @@
 """Starts the command `ripple`.
 
-It imports nothing slow before it handles Ctrl-C, which then prints one line from the start.
+Ctrl-C is handled before anything slow is imported, so it prints one line from the start.
 """
 
 import os
@@ -10,12 +10,12 @@ from types import FrameType
 
 def main() -> None:
     """Imports the command, and runs it."""
-    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heeded:
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if handled:
         signal.signal(signal.SIGINT, leave)
     from ripple_lab.commands import main as run
 
-    if heeded:
+    if handled:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     run()
 
