@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -56,33 +56,27 @@ from ripple_attention.ops.tiled import tiled_backward, tiled_forward
 from ripple_attention.ops.tiling import far_sums_like
 from ripple_attention.partition import Partition
 
+
+def _by_kernels(name: str, file: str, *more: Any, **options: Any) -> Callable[..., Tensor]:
+    """An operator whose two passes stand in a file of `ops.kernels`."""
+    passes = (lazy_import(file, f"{name}_{way}") for way in ("forward", "backward"))
+    return register(name, *passes, *more, **options)
+
+
 OPERATORS: dict[str, Callable[..., Tensor]] = {
     "naive": ripple_naive,
     "table": register("table", table_forward, table_backward),
     "tiled": register("tiled", tiled_forward, tiled_backward),
     "tile_sums": register("tile_sums", tile_sums_forward, tile_sums_backward),
-    "tiled_triton": register(
+    "tiled_triton": _by_kernels(
         "tiled_triton",
-        lazy_import("window", "tiled_triton_forward"),
-        lazy_import("window", "tiled_triton_backward"),
+        "window",
         lazy_import("window", "tiled_triton_inference"),
         extra_output=far_sums_like,
     ),
-    "tile_sums_triton": register(
-        "tile_sums_triton",
-        lazy_import("tile_sums", "tile_sums_triton_forward"),
-        lazy_import("tile_sums", "tile_sums_triton_backward"),
-    ),
-    "table_triton": register(
-        "table_triton",
-        lazy_import("boxes", "table_triton_forward"),
-        lazy_import("boxes", "table_triton_backward"),
-    ),
-    "naive_triton": register(
-        "naive_triton",
-        lazy_import("pairs", "naive_triton_forward"),
-        lazy_import("pairs", "naive_triton_backward"),
-    ),
+    "tile_sums_triton": _by_kernels("tile_sums_triton", "tile_sums"),
+    "table_triton": _by_kernels("table_triton", "boxes"),
+    "naive_triton": _by_kernels("naive_triton", "pairs"),
 }
 
 WINDOWS: dict[str, Callable[..., tuple[Tensor, Tensor]]] = {

@@ -43,6 +43,11 @@ def without_autocast(x: Tensor) -> AbstractContextManager:
     return torch.autocast(x.device.type, enabled=False)
 
 
+def heads_first(x: Tensor) -> Tensor:
+    """(B, H, W, N, C) → (B, N, H, W, C), in the type of sums."""
+    return x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)
+
+
 def safe_divide(numerator: Tensor | float, denominator: Tensor) -> Tensor:
     """numerator / denominator, and 0 where the denominator is 0, with zero gradients there too.
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, flush_cancellation, safe_divide
+from ripple_attention.ops.common import flush_cancellation, heads_first, safe_divide
 from ripple_attention.partition import Partition
 
 TILE = 8  # rows and columns of a tile of queries
@@ -171,5 +171,4 @@ def pair_weights(weights: Tensor, groups: Tensor) -> Tensor:
 
 
 def by_head(x: Tensor) -> Tensor:
-    x = x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, N, H, W, C)
-    return x.flatten(2, 3).flatten(0, 1)  # (B·N, L, C)
+    return heads_first(x).flatten(2, 3).flatten(0, 1)  # (B·N, L, C)

@@ -13,14 +13,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, parts, safe_divide
+from ripple_attention.ops.common import accumulation_dtype, heads_first, parts, safe_divide
 from ripple_attention.ops.export import by_head, gather, pair_weights, tile_grid, to_grid
 from ripple_attention.ops.library import in_full_precision, refuse_second_derivatives
-from ripple_attention.ops.tiled import (
-    _plan,
-    _sum_by_group,
-    _with_groups,
-)
+from ripple_attention.ops.tiled import _plan, _sum_by_group, _with_groups
 from ripple_attention.partition import Partition
 
 # Exponents are cut here: beyond, one share is lost in the other's rounding, even in float64.
@@ -55,7 +51,7 @@ def window_by_pairs(
     hidden = (groups == len(radii)).expand(B, 1, -1, -1)
     if mask is not None:
         hidden = hidden | mask.flatten(1)[:, None, None, :]
-    queries, keys, values, alpha = (_heads_first(x).flatten(2, 3) for x in (q, k, v, weights))
+    queries, keys, values, alpha = (heads_first(x).flatten(2, 3) for x in (q, k, v, weights))
     scores = scale * queries @ _spread(keys).mT
     out, log_sum = _softmax_sums(scores, _gather(alpha, groups), hidden, values)
     return out.transpose(1, 2).unflatten(1, (H, W)), log_sum.transpose(1, 2).unflatten(1, (H, W))
@@ -314,7 +310,3 @@ def _seen(v: Tensor, mask: Tensor | None) -> Tensor:
     """1 for each key that may be seen (B, H, W, N, 1); the padding of tiles is 0."""
     seen = torch.ones_like(v[..., :1]) if mask is None else ~mask[:, :, :, None, None]
     return seen.expand(*v.shape[:-1], 1)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    return x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, H, W, N, C) → (B, N, H, W, C)

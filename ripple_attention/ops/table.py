@@ -12,7 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, flush_cancellation, parts, safe_divide
+from ripple_attention.ops.common import (
+    accumulation_dtype,
+    flush_cancellation,
+    heads_first,
+    parts,
+    safe_divide,
+)
 
 # Numbers in one table at a time: near the cache on a CPU, enough to fill the machine elsewhere.
 NUMBERS_ON_CPU = 2**20
@@ -33,7 +39,7 @@ def table_forward(
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
     for part in table_parts(q, v):
-        queries, keys, values, weights = (_heads_first(x[part]) for x in (q, k, v, spatial_weights))
+        queries, keys, values, weights = (heads_first(x[part]) for x in (q, k, v, spatial_weights))
         values = F.pad(values, (0, 1), value=1)
         above, below = _weighted_sums(queries, keys, values, weights, radii, eps)
         out[part] = safe_divide(above, below).permute(0, 2, 3, 1, 4)
@@ -59,10 +65,10 @@ def table_backward(
     inputs = (q, k, v, spatial_weights)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in inputs]
     for part in table_parts(q, v):
-        queries, keys, values, weights = (_heads_first(x[part]) for x in inputs)
+        queries, keys, values, weights = (heads_first(x[part]) for x in inputs)
         values = F.pad(values, (0, 1), value=1)
-        y = _heads_first(grad[part] * safe_divide(1, denominator[part]).unsqueeze(-1))
-        c = -(y * _heads_first(out[part])).sum(-1, keepdim=True)
+        y = heads_first(grad[part] * safe_divide(1, denominator[part]).unsqueeze(-1))
+        c = -(y * heads_first(out[part])).sum(-1, keepdim=True)
         y = torch.cat([y, c], -1)  # (B, N, H, W, E+1)
         grad_q, grad_weights = _query_gradients(queries, keys, values, weights, y, radii)
         grad_k, grad_v = _key_gradients(queries, keys, values, weights, y, radii)
@@ -224,7 +230,3 @@ def _clipped(size: int, radius: int, like: Tensor) -> Tensor:
 def table_parts(q: Tensor, v: Tensor) -> Iterator[tuple[slice, ...]]:
     numbers = (v.shape[1] + 1) * (v.shape[2] + 1) * q.shape[-1] * (v.shape[-1] + 1)
     return parts(v, numbers, NUMBERS_ON_CPU if v.device.type == "cpu" else NUMBERS_ELSEWHERE)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    return x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, H, W, N, C) → (B, N, H, W, C)

@@ -15,7 +15,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ripple_attention.ops.common import accumulation_dtype, flush_cancellation, parts, safe_divide
+from ripple_attention.ops.common import (
+    accumulation_dtype,
+    flush_cancellation,
+    heads_first,
+    parts,
+    safe_divide,
+)
 from ripple_attention.partition import Partition
 
 # Small tiles waste little of their halo, large ones copy fewer keys; 8 columns need no padding on
@@ -70,14 +76,14 @@ class Strip:
 
     def query_tiles(self, x: Tensor) -> Tensor:
         """(B, H, W, N, C) → (B·N·tiles, rows·tile, C)."""
-        x = _pad_columns(_heads_first(x[:, self.rows]), 0, self.tiles * self.tile - self.width)
+        x = _pad_columns(heads_first(x[:, self.rows]), 0, self.tiles * self.tile - self.width)
         x = x.unflatten(3, (self.tiles, self.tile)).transpose(2, 3)  # (B, N, tiles, rows, tile, C)
         return x.flatten(3, 4).flatten(0, 2)
 
     def pad_keys(self, x: Tensor) -> Tensor:
         """(B, H, W, N, C) → (B·N, H, padded width, C), zero outside the grid."""
         right = self.padded_width - self.width - self.padding
-        return _pad_columns(_heads_first(x), self.padding, right).flatten(0, 1)
+        return _pad_columns(heads_first(x), self.padding, right).flatten(0, 1)
 
     def key_tiles(self, x: Tensor) -> Tensor:
         """(B·N, H, padded width, C) → (B·N·tiles, key rows·halo, C)."""
@@ -310,10 +316,6 @@ def _by_head(x: Tensor, strip: Strip) -> Tensor:
 
 def _by_tile(x: Tensor, strip: Strip) -> Tensor:
     return x.unflatten(1, (strip.tiles, -1)).flatten(0, 1)  # (B·N·tiles, rows·tile, C)
-
-
-def _heads_first(x: Tensor) -> Tensor:
-    return x.to(accumulation_dtype(x)).permute(0, 3, 1, 2, 4)  # (B, H, W, N, C) → (B, N, H, W, C)
 
 
 def _pad_columns(x: Tensor, left: int, right: int) -> Tensor:
