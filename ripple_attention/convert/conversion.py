@@ -209,7 +209,7 @@ def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) ->
             f'{len(known)}{left}{more}. blocks="all" takes every one'
         )
     for one in chosen:
-        reason = one.heads.refuse or one.heads.leave or unused(one)
+        reason = one.heads.refuse or one.heads.leave or lost(one)
         if reason:
             raise ValueError(
                 f"ripples cannot stand for block {one.index} ({one.name}): {reason}. Leave it out: "
@@ -218,10 +218,12 @@ def choose(known: list[Found], unknown: dict[str, nn.Module], blocks: Choice) ->
     return chosen
 
 
-def unused(one: Found) -> str:
-    """Weights of an attention that its adapter knows nothing of."""
+def lost(one: Found) -> str:
+    """What somebody has added to an attention and its adapter knows nothing of."""
     if one.adapter.uses is None:
         return ""
+    if "forward" in vars(one.attention):
+        return "its forward has been replaced on the module itself, and would run instead"
     names = {name.split(".")[0] for name, _ in one.attention.named_parameters()}
     extra = sorted(names - one.adapter.uses)
     return f"its weights {', '.join(extra)} would go unused" if extra else ""

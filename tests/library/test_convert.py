@@ -299,6 +299,19 @@ def with_own_class():
     return model
 
 
+def with_more_weights():
+    model = vit()
+    model.blocks[1].attn.bonus = nn.Linear(64, 64)
+    return model
+
+
+def with_own_forward():
+    model = vit()
+    attention = model.blocks[1].attn
+    attention.forward = lambda x, **rest: 2 * type(attention).forward(attention, x, **rest)
+    return model
+
+
 @pytest.mark.parametrize(
     ("model", "options", "named"),
     [
@@ -316,6 +329,8 @@ def with_own_class():
         (lambda: vit(), {"blocks": "some"}, "'some'"),
         (lambda: vit(), {"near": "hard"}, "hard"),
         (with_own_class, {}, "Doubled.*Attention"),
+        (with_own_forward, {}, r"blocks\.1\.attn.*forward has been replaced"),
+        (with_more_weights, {}, "weights bonus"),
         (lambda: timm_model("vit_pwee_patch16_reg1_gap_256", depth=1), {}, "ParallelScalingBlock"),
         (lambda: timm_model("pit_ti_224"), {}, "num_prefix_tokens"),
         (
@@ -332,13 +347,6 @@ def test_what_cannot_be_kept_is_refused_by_name_and_nothing_changes(model, optio
     with pytest.raises(ValueError, match=f"(?s){named}"):
         convert(model, **options)
     assert [*model.state_dict()] == before and not any(converted(model))
-
-
-def test_weights_that_would_go_unused_are_refused():
-    model = vit()
-    model.blocks[1].attn.bonus = nn.Linear(64, 64)
-    with pytest.raises(ValueError, match="bonus"):
-        convert(model)
 
 
 def test_masks_are_refused_at_the_call():
