@@ -86,8 +86,8 @@ def align(
         learning_rate: Of the first part.
         tuning_rate: Of the others.
         features: What of (model, batch) is to agree at the end: tensors, in lists or dictionaries.
-        keep_lessons: Keep what the teacher's blocks took and gave for every batch, in memory: for
-            a few batches in an order that stays, where the teacher's passes take most of the time.
+        keep_lessons: Keep what the teacher's blocks took and gave for every batch, and its
+            features, in memory: for batches in an order that stays, where its passes take long.
         checkpoint: A file from which a stopped alignment goes on; written whole or not at all.
         checkpoint_seconds: How often.
         seconds: Stop after so long; the same call goes on from the checkpoint.

@@ -54,7 +54,8 @@ class Learning:
         self.model, self.teacher, self.features = model, teacher, features
         self.blocks = dict(converted(model))
         self.device = next(model.parameters()).device
-        self.kept: dict[int, dict[str, Lesson]] | None = {} if keep_lessons else None
+        self.keep_lessons = keep_lessons
+        self.kept: dict[tuple[str, int], Any] = {}
 
     def __call__(
         self,
@@ -66,7 +67,7 @@ class Learning:
     ) -> dict[str, float]:
         """Learns from a batch; its number tells it from others that are kept."""
         optimizer.zero_grad()
-        errors = self.end_to_end(batch) if end_to_end else self.by_block(index, batch)
+        errors = self.end_to_end(index, batch) if end_to_end else self.by_block(index, batch)
         average_gradients(trained)
         norm = float(torch.nn.utils.clip_grad_norm_(trained, 1.0))
         for name, value in (*errors.items(), ("gradient", norm)):
@@ -92,15 +93,25 @@ class Learning:
             with self.precision():
                 calibrate(attention, [lesson[name] for lesson in lessons])
 
+    def of_teacher(self, what: str, index: int, make: Callable[[], Any]) -> Any:
+        """What the teacher makes of a batch; made once where it is to be kept."""
+        if (what, index) in self.kept:
+            return self.kept[what, index]
+        with torch.no_grad(), self.precision():
+            made = make()
+        if self.keep_lessons:
+            self.kept[what, index] = made
+        return made
+
     def lessons(self, index: int, batch: Batch) -> dict[str, Lesson]:
         """What each block of the teacher takes and gives for a batch."""
-        if self.kept is not None and index in self.kept:
-            return self.kept[index]
-        with listening(self.model, self.teacher) as lessons, torch.no_grad(), self.precision():
-            run(self.teacher, to_device(batch, self.device))
-        if self.kept is not None:
-            self.kept[index] = lessons
-        return lessons
+
+        def listen() -> dict[str, Lesson]:
+            with listening(self.model, self.teacher) as lessons:
+                run(self.teacher, to_device(batch, self.device))
+            return lessons
+
+        return self.of_teacher("lessons", index, listen)
 
     def by_block(self, index: int, batch: Batch) -> dict[str, float]:
         lessons = self.lessons(index, batch)
@@ -109,10 +120,11 @@ class Learning:
             for name, attention in self.blocks.items()
         }
 
-    def end_to_end(self, batch: Batch) -> dict[str, float]:
+    def end_to_end(self, index: int, batch: Batch) -> dict[str, float]:
         batch = to_device(batch, self.device)
-        with torch.no_grad(), self.precision():
-            wanted = list(tensors_of(self.features(self.teacher, batch)))
+        wanted = self.of_teacher(
+            "features", index, lambda: list(tensors_of(self.features(self.teacher, batch)))
+        )
         if not wanted:
             raise ValueError("features must have a tensor of floating-point numbers; got none")
 

@@ -92,6 +92,19 @@ def test_projections_and_features_learn_when_they_are_asked_to():
     assert len(ends) == 12 and ends[-2] < ends[0]
 
 
+def test_lessons_that_are_kept_save_the_teacher_its_passes_and_change_nothing():
+    errors, passes = [], []
+    for kept in (False, True):
+        by, calls = teacher(), []
+        by.blocks[0].register_forward_hook(lambda *_, calls=calls: calls.append(1))
+        steps = {"steps": 4, "feature_steps": 4}
+        rows = align(student([1]), by, batches(), **steps, keep_lessons=kept)
+        errors.append([row.get("features", row.get("blocks.1.attn")) for row in rows])
+        passes.append(len(calls))
+    assert passes == [2 + 4 + 4, 2 + 2]  # the first two calibrate
+    assert errors[0] == pytest.approx(errors[1], rel=1e-3)
+
+
 def test_an_aligned_model_is_as_trainable_as_before():
     model, by = student([1]), teacher()
     model.train()
