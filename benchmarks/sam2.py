@@ -38,21 +38,26 @@ from ripple_lab.results import read_csv
 SIDE = 1024  # what the decoder knows
 
 
+def lateral(x: Tensor, neck: dict[str, Tensor], stage: int) -> Tensor:
+    name = f"neck.convs.{3 - stage}.conv"
+    return conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
+
+
+def embed(third: Tensor, fourth: Tensor, neck: dict[str, Tensor]) -> Tensor:
+    """Maps of the last two stages → the embedding (B, 256, S/16, S/16)."""
+    upper = interpolate(lateral(fourth, neck, 3), scale_factor=2)
+    return lateral(third, neck, 2) + upper + neck["no_mem_embed"].view(-1, 1, 1)
+
+
 def decoder_inputs(model: Any, neck: dict[str, Tensor], images: Tensor) -> list[Tensor]:
-    """The embedding (B, 256, S/16, S/16) and two finer maps."""
-    stages = model.forward_intermediates(images, intermediates_only=True)
-    names = [f"neck.convs.{3 - i}.conv" for i in range(4)]
-    maps = [
-        conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
-        for x, name in zip(stages, names, strict=True)
-    ]
-    embedding = maps[2] + interpolate(maps[3], scale_factor=2) + neck["no_mem_embed"].view(-1, 1, 1)
-    names = [f"sam_mask_decoder.conv_s{i}" for i in range(2)]
-    fine = [
-        conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"])
-        for x, name in zip(maps, names, strict=False)
-    ]
-    return [embedding, *fine]
+    """The embedding and two finer maps."""
+    *first, third, fourth = model.forward_intermediates(images, intermediates_only=True)
+    fine = []
+    for stage, x in enumerate(first):
+        name = f"sam_mask_decoder.conv_s{stage}"
+        x = lateral(x, neck, stage)
+        fine.append(conv2d(x, neck[f"{name}.weight"], neck[f"{name}.bias"]))
+    return [embed(third, fourth, neck), *fine]
 
 
 class Judge:

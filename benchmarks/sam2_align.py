@@ -3,10 +3,10 @@ r"""Ways to turn SAM 2's global blocks into ripples, each aligned and measured.
     python benchmarks/sam2_align.py SAM2 PETS --device cuda
     python benchmarks/sam2_align.py SAM2 PETS --device cuda --only r8-far --side 2048 --more 50
 
-SAM2 and PETS are as in sam2.py. The first command aligns every variant on all of PETS/train and
-measures it on PETS/val. The second one measures aligned variants at another size, once as they are
-and once after 50 more steps there. Rows are added to a CSV as they come. With --seconds, a command
-stops in time; the same command goes on from the folder --work, with its checkpoints and weights.
+SAM2 and PETS are folders as in sam2.py. The first command aligns every variant on all of PETS/train
+and measures it on PETS/val. The second one measures aligned variants at another size, once as they
+are and once after 50 more steps there. Rows are added to a CSV as they come. With --seconds, a
+command stops in time; the same one goes on from what lies in the folder --work.
 
 On a GPU machine that takes 64 MiB a call and gives 16 MiB a file back, carry the encoder with one
 call and the rest with the next one (`runs/` is ignored by git; PYTHONPATH=. where the package is
@@ -37,7 +37,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from safetensors.torch import load_file, save_file
-from sam2 import SIDE, Judge, add_row, decoder_inputs, find_jpegs
+from sam2 import SIDE, Judge, add_row, embed, find_jpegs
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -60,6 +60,35 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 MEASURING = 45.0  # seconds that are kept for it
 HEADS, WIDTH = 4, 96  # of the blocks that attend globally
+FIRST = 5  # of these blocks; those in front of it stay, so each photo passes them once
+
+
+class Tail(nn.Module):
+    """The blocks of an encoder from the first that changes, (B, H, W, C) → SAM 2's embedding."""
+
+    def __init__(self, encoder: Any, neck: dict[str, Tensor]):
+        super().__init__()
+        self.neck, self.ends = neck, encoder.stage_ends[-2:]
+        names = [str(i) for i in range(FIRST, len(encoder.blocks))]
+        self.blocks = nn.ModuleDict({name: encoder.blocks[int(name)] for name in names})
+
+    def forward(self, x: Tensor) -> Tensor:
+        maps = []
+        for name, block in self.blocks.items():
+            x = block(x)
+            if int(name) in self.ends:
+                maps.append(x.permute(0, 3, 1, 2))
+        return embed(*maps, self.neck)
+
+
+@torch.no_grad()
+def first_blocks(encoder: Any, photos: Photos) -> list[Tensor]:
+    """What a tail takes of each batch of photos."""
+    options = {"indices": [FIRST - 1], "coarse": False, "output_fmt": "NHWC"}
+    return [
+        encoder.forward_intermediates(images, intermediates_only=True, **options)[0]
+        for images in photos
+    ]
 
 
 class Windows(RippleHeads):
@@ -161,7 +190,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: x for name, x in model.state_dict().items() if name.startswith(own)}
 
 
-def run_variant(words: Any, judge: Judge, photos: Photos, name: str, deadline: float) -> None:
+def run_variant(words: Any, judge: Judge, inputs: list[Tensor], name: str, deadline: float) -> None:
     """Aligns and measures, if there is time enough."""
     model = copy.deepcopy(judge.teacher)
     turn(model, name)
@@ -170,17 +199,16 @@ def run_variant(words: Any, judge: Judge, photos: Photos, name: str, deadline: f
     if "windows" in VARIANTS[name]:  # what is new has no parameters
         steps = {"steps": 0, "block_steps": words.steps + words.block_steps}
     steps["feature_steps"] = words.feature_steps
+    rates = {"learning_rate": words.learning_rate, "tuning_rate": words.tuning_rate}
     row = {"variant": name, "computed_by": tried(name, words.device)}
     compute_by(model, row["computed_by"])
     start = None if checkpoint.exists() else time.monotonic()
     rows = align(
-        model,
-        judge.teacher,
-        photos,
+        Tail(model, judge.neck),
+        Tail(judge.teacher, judge.neck),
+        inputs,
         **steps,
-        learning_rate=words.learning_rate,
-        tuning_rate=words.tuning_rate,
-        features=lambda model, batch: decoder_inputs(model, judge.neck, batch)[0],
+        **rates,
         keep_lessons=words.keep_lessons,
         checkpoint=checkpoint,
         seconds=deadline - MEASURING - time.monotonic(),
@@ -190,7 +218,7 @@ def run_variant(words: Any, judge: Judge, photos: Photos, name: str, deadline: f
         print(f"{name}: stopped after {len(rows)} steps; the same command goes on", flush=True)
         return
     compute_by(model, "auto")
-    row |= {**steps, "batch": words.batch, "photos_learned": len(photos.paths)}
+    row |= {**steps, **rates, "batch": words.batch, "photos_learned": sum(map(len, inputs))}
     row |= {"seconds": start and round(time.monotonic() - start), "side": words.side}
     row |= {"photos": len(judge.photos), **judge(model)}
     save_file(weights_of(model), weights)
@@ -199,7 +227,7 @@ def run_variant(words: Any, judge: Judge, photos: Photos, name: str, deadline: f
     print(row, flush=True)
 
 
-def run_more(words: Any, judge: Judge, photos: Photos, name: str, deadline: float) -> None:
+def run_more(words: Any, judge: Judge, inputs: list[Tensor], name: str, deadline: float) -> None:
     """Measures an aligned variant at another size, before and after some more steps there."""
     model = copy.deepcopy(judge.teacher)
     turn(model, name)
@@ -212,9 +240,9 @@ def run_more(words: Any, judge: Judge, photos: Photos, name: str, deadline: floa
         if steps:
             compute_by(model, by)
             rows = align(
-                model,
-                judge.teacher,
-                photos,
+                Tail(model, judge.neck),
+                Tail(judge.teacher, judge.neck),
+                inputs,
                 steps=0,
                 block_steps=steps,
                 tuning_rate=words.tuning_rate,
@@ -270,6 +298,7 @@ def main() -> None:
     order = torch.randperm(len(paths), generator=torch.Generator().manual_seed(0)).tolist()
     paths = [paths[i] for i in order][: words.learned]
     photos = Photos(paths, judge.pretrained, words.batch, keep_on=device)
+    inputs = first_blocks(judge.teacher, photos)
     print(f"{len(paths)} photos to learn from, {len(judge.photos)} to measure on", flush=True)
 
     deadline = started + words.seconds
@@ -282,7 +311,7 @@ def main() -> None:
             print(f"{name}: no time left; the same command goes on", flush=True)
         else:
             try:
-                run(words, judge, photos, name, deadline)
+                run(words, judge, inputs, name, deadline)
             except Exception:  # the others can still be measured
                 traceback.print_exc()
 

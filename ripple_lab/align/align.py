@@ -38,16 +38,18 @@ class Stage:
         name: "ripples" (new parameters alone), "blocks" (their projections too) or "features" (the
             same, towards the teacher's features).
         steps: How many batches.
-        learning_rate: The largest; it rises for a tenth of the steps and falls to 0 as a cosine.
+        rates: The largest, of new parameters and of projections where they learn; they rise for a
+            tenth of the steps and fall to 0 as a cosine.
     """
 
     name: str
     steps: int
-    learning_rate: float
+    rates: tuple[float, ...]
 
-    def rate(self, step: int) -> float:
+    def rates_at(self, step: int) -> list[float]:
         rising = min(1.0, (step + 1) / (WARM_UP * self.steps))  # Adam's first steps are its worst
-        return self.learning_rate * rising * (1 + math.cos(math.pi * step / self.steps)) / 2
+        share = rising * (1 + math.cos(math.pi * step / self.steps)) / 2
+        return [rate * share for rate in self.rates]
 
 
 def align(
@@ -83,8 +85,8 @@ def align(
         batches: Normalised images (B, 3, H, W), or dictionaries for models that take names. Gone
             through again as often as the steps need; not an iterator.
         steps, block_steps, feature_steps: Batches of each part.
-        learning_rate: Of the first part.
-        tuning_rate: Of the others.
+        learning_rate: Of new parameters; a third of it once projections learn, too.
+        tuning_rate: Of projections.
         features: What of (model, batch) is to agree at the end: tensors, in lists or dictionaries.
         keep_lessons: Keep what the teacher's blocks took and gave for every batch, and its
             features, in memory: for batches in an order that stays, where its passes take long.
@@ -102,10 +104,11 @@ def align(
     check_count("feature_steps", feature_steps, 0)
     for name, rate in (("learning_rate", learning_rate), ("tuning_rate", tuning_rate)):
         check_number(name, rate, 0)
+    later = (learning_rate / 3, tuning_rate)
     stages = (
-        Stage("ripples", steps, learning_rate),
-        Stage("blocks", block_steps, tuning_rate),
-        Stage("features", feature_steps, tuning_rate),
+        Stage("ripples", steps, (learning_rate,)),
+        Stage("blocks", block_steps, later),
+        Stage("features", feature_steps, later),
     )
     check_teacher(model, teacher)
     blocks = dict(converted(model))
@@ -127,15 +130,18 @@ def align(
             done = sum(row["stage"] == stage.name for row in rows)
             if done >= stage.steps:
                 continue
-            trained = trainable(model, blocks, stage)
-            optimizer = torch.optim.AdamW(trained, weight_decay=0.0)
+            groups = trainable(model, blocks, stage)
+            trained = [p for group in groups for p in group]
+            optimizer = torch.optim.AdamW([{"params": x} for x in groups], weight_decay=0.0)
             if done:
                 resume(optimizer, state["optimizer"], checkpoint)
             bar.begin(stage.name, stage.steps, done)
             saved = time.monotonic()
             try:
                 for index, batch in itertools.islice(forever(batches), done, stage.steps):
-                    optimizer.param_groups[0]["lr"] = stage.rate(done)
+                    rates = stage.rates_at(done)
+                    for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                        group["lr"] = rate
                     end_to_end = stage.name == "features"
                     errors = learn(index, batch, optimizer, trained, end_to_end)
                     done += 1
@@ -168,13 +174,16 @@ def nothing_else_changes(model: nn.Module, teacher: nn.Module) -> Iterator[None]
             parameter.requires_grad_(learned)
 
 
-def trainable(model: nn.Module, blocks: dict[str, Any], stage: Stage) -> list[Tensor]:
-    """Marks and returns the parameters of a stage."""
+def trainable(model: nn.Module, blocks: dict[str, Any], stage: Stage) -> list[list[Tensor]]:
+    """Marks and returns the parameters of a stage: new ones, and those of projections."""
     model.requires_grad_(False)
-    parts = [block.ripple if stage.name == "ripples" else block for block in blocks.values()]
     for block in blocks.values():
         block.ripple.train()
-    return [p for part in parts for p in part.requires_grad_(True).parameters()]
+    named = [pair for block in blocks.values() for pair in block.named_parameters()]
+    new = [p for name, p in named if name.startswith("ripple.")]
+    kept = [p for name, p in named if not name.startswith("ripple.")]
+    groups = [new] if stage.name == "ripples" else [new, kept]
+    return [[p.requires_grad_(True) for p in group] for group in groups]
 
 
 def forever(batches: Iterable[Batch]) -> Iterator[tuple[int, Batch]]:

@@ -77,7 +77,8 @@ def test_a_second_alignment_starts_where_the_first_ended():
     model, by = student(), teacher()
     align(model, by, batches(), steps=2)
     weights = copy.deepcopy(model.state_dict())
-    align(model, by, batches(seed=2), steps=0, block_steps=1, tuning_rate=0.0)
+    rates = {"learning_rate": 0.0, "tuning_rate": 0.0}
+    align(model, by, batches(seed=2), steps=0, block_steps=1, **rates)
     assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
 
 
