@@ -268,7 +268,7 @@ def main() -> None:
     parser.add_argument("--only", default=",".join(VARIANTS), help="variants, in this order")
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--block-steps", type=int, default=300)
-    parser.add_argument("--feature-steps", type=int, default=150)
+    parser.add_argument("--feature-steps", type=int, default=600)
     parser.add_argument("--more", type=int, help="steps at another --side, of what is aligned")
     parser.add_argument("--learning-rate", type=float, default=1e-2)
     parser.add_argument("--tuning-rate", type=float, default=3e-5)

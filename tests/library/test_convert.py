@@ -125,6 +125,14 @@ MODELS = {
         lambda: hf(transformers.ViTModel, transformers.ViTConfig),
         (TALL, WIDE),
     ),
+    "transformers DeiT": (
+        lambda: hf(transformers.DeiTModel, transformers.DeiTConfig),
+        (TALL, WIDE),
+    ),
+    "transformers I-JEPA": (
+        lambda: hf(transformers.IJepaModel, transformers.IJepaConfig),
+        (TALL, WIDE),
+    ),
     "transformers Dinov2": (
         lambda: hf(transformers.Dinov2Model, transformers.Dinov2Config, mlp_ratio=2),
         (TALL, WIDE),
@@ -194,13 +202,9 @@ def call(model, images):
 def features(model, images):
     if not isinstance(model, transformers.PreTrainedModel):
         return model(images)
-    learned = (
-        "ViTModel",
-        "SiglipVisionModel",
-        "CLIPVisionModel",
-        "OwlViTVisionModel",
-    )  # positions of one size
-    free = {"interpolate_pos_encoding": True} if type(model).__name__ in learned else {}
+    learned = ("ViT", "DeiT", "IJepa", "SiglipVision", "CLIPVision", "OwlViTVision")
+    name = type(model).__name__.removesuffix("Model")  # these have positions of one size
+    free = {"interpolate_pos_encoding": True} if name in learned else {}
     return model(pixel_values=images, **free).last_hidden_state
 
 
