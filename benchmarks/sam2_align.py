@@ -194,7 +194,9 @@ def run_variant(words: Any, judge: Judge, inputs: list[Tensor], name: str, deadl
     """Aligns and measures, if there is time enough."""
     model = copy.deepcopy(judge.teacher)
     turn(model, name)
-    weights, checkpoint = (words.work / f"{name}.{end}" for end in ("safetensors", "align.pt"))
+    weights, checkpoint = (
+        words.work / f"{name}.{end}" for end in ("safetensors", "align.safetensors")
+    )
     steps = {"steps": words.steps, "block_steps": words.block_steps}
     if "windows" in VARIANTS[name]:  # what is new has no parameters
         steps = {"steps": 0, "block_steps": words.steps + words.block_steps}

@@ -1,13 +1,12 @@
 """Blocks learn what their teacher's put out, several at once; then features, end to end."""
 
-import hashlib
 import itertools
+import json
 import math
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,11 @@ from ripple_lab.align.learning import Features, Learning, features_of
 from ripple_lab.align.lessons import Batch, check_teacher
 from ripple_lab.align.processes import any_process, is_main, share_parameters
 from ripple_lab.align.progress import AlignProgress
-from ripple_lab.files import replacing
-from ripple_lab.train.weights import CheckpointError, brief, misfit
+from ripple_lab.train.weights import CheckpointError, brief, misfit, read_weights, write_weights
 
 Row = dict[str, Any]
-CHECKSUM = 32  # bytes at the end of a checkpoint
-
+MOMENTS = "optimizer."  # in front of the names of an optimizer's tensors
+ANEW = "Start anew, without --resume, or remove it"
 WARM_UP = 0.1  # of the steps
 
 
@@ -99,11 +97,11 @@ def align(
         A row for each step: stage, step, and the relative squared error of each block by its name,
         or of the "features".
     """
-    for name, count in (("steps", steps), ("block_steps", block_steps)):
-        check_count(name, count, 0)
+    check_count("steps", steps, 0)
+    check_count("block_steps", block_steps, 0)
     check_count("feature_steps", feature_steps, 0)
-    for name, rate in (("learning_rate", learning_rate), ("tuning_rate", tuning_rate)):
-        check_number(name, rate, 0)
+    check_number("learning_rate", learning_rate, 0)
+    check_number("tuning_rate", tuning_rate, 0)
     later = (learning_rate / 3, tuning_rate)
     stages = (
         Stage("ripples", steps, (learning_rate,)),
@@ -117,12 +115,12 @@ def align(
             "batches are gone through several times, so they must be a list or a DataLoader; got "
             f"{shorten(batches)}: list(…) makes one"
         )
-    state, deadline = load(checkpoint, model), time.monotonic() + seconds
-    rows: list[Row] = state.get("rows", [])
+    deadline = time.monotonic() + seconds
+    weights, moments, rows = load(checkpoint, model)
     with nothing_else_changes(model, teacher), AlignProgress(console if is_main() else None) as bar:
         learn = Learning(model, teacher, features, keep_lessons)
-        if state:
-            model.load_state_dict(state["model"], strict=False)
+        if weights:
+            model.load_state_dict(weights, strict=False)
         else:
             learn.calibrate(batches)
         share_parameters(blocks)
@@ -134,7 +132,7 @@ def align(
             trained = [p for group in groups for p in group]
             optimizer = torch.optim.AdamW([{"params": x} for x in groups], weight_decay=0.0)
             if done:
-                resume(optimizer, state["optimizer"], checkpoint)
+                resume(optimizer, moments, checkpoint)
             bar.begin(stage.name, stage.steps, done)
             saved = time.monotonic()
             try:
@@ -208,45 +206,51 @@ def save(
     optimizer: torch.optim.Optimizer,
     rows: list[Row],
 ) -> None:
-    """Writes what an alignment has changed, and a checksum, whole or not at all."""
+    """Writes what an alignment has changed, whole or not at all."""
     if path is None or not is_main():
         return
-    state = {"model": own_weights(model), "optimizer": optimizer.state_dict(), "rows": rows}
-    content = BytesIO()
-    torch.save(state, content)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as part, part.open("wb") as file:
-        file.write(content.getbuffer())
-        file.write(hashlib.sha256(content.getbuffer()).digest())
+    moments = flat(optimizer.state_dict()["state"])
+    write_weights(path, own_weights(model) | moments, {"rows": json.dumps(rows)})
 
 
-def load(path: Path | None, model: nn.Module) -> dict[str, Any]:
-    """What `save` wrote of such a model; nothing where there is none."""
+def load(
+    path: Path | None, model: nn.Module
+) -> tuple[dict[str, Tensor], dict[str, Tensor], list[Row]]:
+    """What `save` wrote of such a model: weights, the optimizer's moments, rows; else nothing."""
     if path is None or not path.exists():
-        return {}
-    content = path.read_bytes()
-    remedy = "Start anew, without --resume, or remove it"
-    if hashlib.sha256(content[:-CHECKSUM]).digest() != content[-CHECKSUM:]:
-        raise CheckpointError(f"{path} is damaged: it does not match its checksum. {remedy}")
+        return {}, {}, []
     try:
-        state = torch.load(BytesIO(content[:-CHECKSUM]), map_location="cpu", weights_only=True)
-        weights, _, rows = (state[name] for name in ("model", "optimizer", "rows"))
-        reason = misfit(own_weights(model), weights)
+        state, metadata = read_weights(path)
+        rows = json.loads(metadata["rows"])
         assert all({"stage", "step"} <= row.keys() for row in rows)
     except Exception as error:  # of many kinds: the file may say anything
         raise CheckpointError(
-            f"{path} is no checkpoint of `ripple align`: {brief(error)}. {remedy}"
+            f"{path} is no checkpoint of `ripple align`: {brief(error)}. {ANEW}"
         ) from None
-    if reason:
-        raise CheckpointError(f"{path} is of another model or conversion: {reason}. {remedy}")
-    return state
+    moments = {name: state.pop(name) for name in [*state] if name.startswith(MOMENTS)}
+    check_fit(path, own_weights(model), state)
+    return state, moments, rows
 
 
-def resume(optimizer: torch.optim.Optimizer, state: Any, path: Path | None) -> None:
-    """Goes on with an optimizer, where its state is of such a one."""
-    try:
-        optimizer.load_state_dict(state)
-    except Exception as error:  # of many kinds, as above
-        raise CheckpointError(
-            f"{path} has another optimizer: {brief(error)}. Start anew, without --resume"
-        ) from None
+def resume(optimizer: torch.optim.Optimizer, moments: dict[str, Tensor], path: Path | None) -> None:
+    """Goes on with an optimizer's moments; a parameter without a gradient had none."""
+    learned = [p for group in optimizer.param_groups for p in group["params"]]
+    known = {
+        i: {"step": torch.ones(()), "exp_avg": p, "exp_avg_sq": p}
+        for i, p in enumerate(learned)
+        if f"{MOMENTS}{i}.step" in moments
+    }
+    check_fit(path, flat(known), moments)
+    state = {i: {name: moments[f"{MOMENTS}{i}.{name}"] for name in one} for i, one in known.items()}
+    optimizer.load_state_dict(optimizer.state_dict() | {"state": state})
+
+
+def flat(state: dict[int, dict[str, Tensor]]) -> dict[str, Tensor]:
+    """An optimizer's state as tensors by name."""
+    return {f"{MOMENTS}{i}.{name}": x for i, one in state.items() for name, x in one.items()}
+
+
+def check_fit(path: Path | None, expected: dict[str, Tensor], given: dict[str, Tensor]) -> None:
+    if reason := misfit(expected, given):
+        raise CheckpointError(f"{path} is of another model or conversion: {reason}. {ANEW}")

@@ -126,7 +126,7 @@ def align(
 
     if output.suffix != ".safetensors" or output.is_dir():
         raise typer.BadParameter(f"--output is a .safetensors file; got {output}")
-    checkpoint, written = output.with_suffix(".align.pt"), output.with_suffix(".json")
+    checkpoint, written = output.with_suffix(".align.safetensors"), output.with_suffix(".json")
     with process_group(device) as place, only_process_at(output) if is_main() else nullcontext():
         if not resume and is_main():
             checkpoint.unlink(missing_ok=True)

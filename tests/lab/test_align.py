@@ -16,7 +16,7 @@ import timm
 import torch
 from PIL import Image
 from rich.console import Console
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save, save_file
 from transformers import Dinov2Config, Dinov2Model
 
 from processes import in_two_ranks, ripple
@@ -135,14 +135,14 @@ class Stopping(list):
 
 
 def test_a_stopped_alignment_goes_on_as_if_nothing_had_happened(tmp_path):
-    by, path = teacher().double(), tmp_path / "align.pt"
+    by, path = teacher().double(), tmp_path / "align.safetensors"
     images = [batch.double() for batch in batches()]
     steps = {"steps": 5, "block_steps": 2}
     whole, stopped, resumed = (student().double() for _ in range(3))
     rows = align(whole, by, images, **steps)
     with pytest.raises(StopError):
         align(stopped, by, Stopping(images), **steps, checkpoint=path)
-    assert len(load(path, stopped)["rows"]) == 3 and [*tmp_path.iterdir()] == [path]
+    assert len(load(path, stopped)[2]) == 3 and [*tmp_path.iterdir()] == [path]
     again = align(resumed, by, images, **steps, checkpoint=path)
     assert [row["step"] for row in again] == [row["step"] for row in rows]
     for name, x in whole.state_dict().items():
@@ -153,7 +153,7 @@ def test_a_stopped_alignment_goes_on_as_if_nothing_had_happened(tmp_path):
 
 
 def test_an_alignment_that_runs_out_of_time_goes_on(tmp_path):
-    by, path = teacher().double(), tmp_path / "align.pt"
+    by, path = teacher().double(), tmp_path / "align.safetensors"
     images = [batch.double() for batch in batches()]
     steps = {"steps": 2, "block_steps": 2}
     whole, parted = student().double(), student().double()
@@ -341,34 +341,33 @@ def test_a_photo_that_cannot_be_read_is_named(words):
     assert isinstance(error, ValueError) and str(words[1] / "9.png") in str(error)
 
 
-@pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "code", "another", "nothing"])
+@pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "code", "another", "weights alone"])
 def test_a_damaged_checkpoint_of_an_alignment_is_refused(tmp_path, harm):
-    path, model = tmp_path / "align.pt", student([1])
+    path, model = tmp_path / "align.safetensors", student([1])
     align(model, teacher(), batches(), steps=1, checkpoint=path)
     whole = path.read_bytes()
-    signed = lambda content: content + hashlib.sha256(content).digest()
     path.write_bytes(
         {
-            "flipped": whole[:999] + bytes([whole[999] ^ 8]) + whole[1000:],
+            "flipped": whole[:-999] + bytes([whole[-999] ^ 8]) + whole[-998:],
             "cut": whole[:-7],
             "empty": b"",
-            "code": signed(pickled({"model": Code(), "optimizer": {}, "rows": []})),
-            "nothing": signed(pickled({"model": 5})),
+            "code": pickled({"model": Code()}),
             "another": whole,
+            "weights alone": save(model.state_dict()),
         }[harm]
     )
     other = student([0]) if harm == "another" else student([1])
-    with pytest.raises(RuntimeError, match=f"{path} is .*[Ss]tart anew"):
+    with pytest.raises(RuntimeError, match=f"{path} is .*Start anew"):
         align(other, teacher(), batches(), steps=2, checkpoint=path)
 
 
 def test_an_alignment_that_diverges_stops_and_keeps_what_was_sound(tmp_path):
-    path = tmp_path / "align.pt"
+    path = tmp_path / "align.safetensors"
     images = [*batches(), torch.full((2, 3, 64, 64), torch.nan)]
     model = student([1])
     with pytest.raises(RuntimeError, match="diverged.*batch 2"):
         align(model, teacher(), Later(images), steps=9, checkpoint=path)
-    assert len(load(path, model)["rows"]) == 2
+    assert len(load(path, model)[2]) == 2
     assert all(x.isfinite().all() for x in model.state_dict().values())
     with pytest.raises(RuntimeError, match=r"infinities or NaN from blocks\.1\.attn"):
         align(student([1]), teacher(), images[2:], steps=1)
