@@ -83,7 +83,7 @@ def align(
         batches: Normalised images (B, 3, H, W), or dictionaries for models that take names. Gone
             through again as often as the steps need; not an iterator.
         steps, block_steps, feature_steps: Batches of each part.
-        learning_rate: Of new parameters; a third of it once projections learn, too.
+        learning_rate: Of new parameters; a third of it once projections learn, a tenth at the end.
         tuning_rate: Of projections.
         features: What of (model, batch) is to agree at the end: tensors, in lists or dictionaries.
         keep_lessons: Keep what the teacher's blocks took and gave for every batch, and its
@@ -102,11 +102,10 @@ def align(
     check_count("feature_steps", feature_steps, 0)
     check_number("learning_rate", learning_rate, 0)
     check_number("tuning_rate", tuning_rate, 0)
-    later = (learning_rate / 3, tuning_rate)
     stages = (
         Stage("ripples", steps, (learning_rate,)),
-        Stage("blocks", block_steps, later),
-        Stage("features", feature_steps, later),
+        Stage("blocks", block_steps, (learning_rate / 3, tuning_rate)),
+        Stage("features", feature_steps, (learning_rate / 10, tuning_rate)),
     )
     check_teacher(model, teacher)
     blocks = dict(converted(model))

@@ -73,13 +73,17 @@ def test_each_block_comes_nearer_to_its_teacher_and_its_projections_stay():
     assert changed and all(".ripple." in name for name in changed)
 
 
-def test_a_second_alignment_starts_where_the_first_ended():
+@pytest.mark.parametrize("rates", [(0.0, 0.0), (1e-2, 0.0), (0.0, 1e-3)])
+@pytest.mark.parametrize("stage", ["block_steps", "feature_steps"])
+def test_a_second_alignment_goes_on_from_the_first_at_a_rate_for_each_kind(stage, rates):
     model, by = student(), teacher()
     align(model, by, batches(), steps=2)
     weights = copy.deepcopy(model.state_dict())
-    rates = {"learning_rate": 0.0, "tuning_rate": 0.0}
-    align(model, by, batches(seed=2), steps=0, block_steps=1, **rates)
-    assert all(torch.equal(x, weights[name]) for name, x in model.state_dict().items())
+    named = dict(zip(("learning_rate", "tuning_rate"), rates, strict=True))
+    align(model, by, batches(seed=2), steps=0, **{stage: 1}, **named)
+    changed = [k for k, x in model.state_dict().items() if not torch.equal(x, weights[k])]
+    learned = {".ripple." in name for name in changed}
+    assert learned == {kind for kind, rate in zip((True, False), rates, strict=True) if rate}
 
 
 def test_projections_and_features_learn_when_they_are_asked_to():
