@@ -107,6 +107,24 @@ class Adapter(nn.Module):
         del attention.ripple, attention.ripple_grid, attention.class_before_ripples
 
 
+class MapAdapter(Adapter):
+    """For attentions whose input is (B, H, W, C), and q, k and v are of one `qkv`."""
+
+    needs_grid = False
+
+    def attend(self: Any, x: Tensor) -> Tensor:
+        """(B, H, W, C) → the same, all that such an attention does."""
+        q, k, v = self.qkv(x).unflatten(-1, (3, self.ripple.num_heads, -1)).flatten(1, 2).unbind(2)
+        out = self.ripple(q, k, v, grid_size=x.shape[1:3])  # (B, H·W, N, D)
+        return self.proj(out.flatten(2).unflatten(1, x.shape[1:3]))
+
+
+def windows(block: Any) -> str:
+    """Whether a block of ViTDet's or Hiera's kind attends within windows, in words."""
+    size = block.window_size if isinstance(block.window_size, tuple) else (block.window_size,) * 2
+    return f"attends within windows of {size[0]}×{size[1]} tokens" if any(size) else ""
+
+
 def adapts(*names: str | type[nn.Module]) -> Callable[[type[Adapter]], type[Adapter]]:
     """Registers an adapter for classes of attention, or for their full names.
 

@@ -12,7 +12,14 @@ from timm.models.vision_transformer_sam import Attention as SamAttention
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ripple_attention.convert.adapter import Adapter, Heads, adapts, refuse_mask
+from ripple_attention.convert.adapter import (
+    Adapter,
+    Heads,
+    MapAdapter,
+    adapts,
+    refuse_mask,
+    windows,
+)
 
 
 def read(attention: Any, owners: Sequence[nn.Module], leave: str = "", refuse: str = "") -> Heads:
@@ -35,12 +42,6 @@ def read(attention: Any, owners: Sequence[nn.Module], leave: str = "", refuse: s
         leave=leave,
         refuse=refuse,
     )
-
-
-def windows(block: Any) -> str:
-    """Whether a block of ViTDet's or Hiera's kind attends within windows, in words."""
-    size = block.window_size if isinstance(block.window_size, tuple) else (block.window_size,) * 2
-    return f"attends within windows of {size[0]}×{size[1]} tokens" if any(size) else ""
 
 
 class Projections(Adapter):
@@ -126,10 +127,8 @@ class RippleAttentionRope(Rotated, AttentionRope):
 
 
 @adapts(MultiScaleAttention)
-class RippleMultiScaleAttention(Adapter, MultiScaleAttention):
+class RippleMultiScaleAttention(MapAdapter, MultiScaleAttention):
     """Of `HieraDet`, the image encoder of SAM 2."""
-
-    needs_grid = False
 
     @classmethod
     def heads(cls, attention: Any, owners: Sequence[nn.Module]) -> Heads:
@@ -137,10 +136,7 @@ class RippleMultiScaleAttention(Adapter, MultiScaleAttention):
         return read(attention, (), leave=windows(owners[0]), refuse=pools)
 
     def forward(self, x: Tensor) -> Tensor:
-        grid = self.qkv(x).unflatten(-1, (3, self.num_heads, -1))  # (B, H, W, 3, N, D)
-        q, k, v = grid.flatten(1, 2).unbind(2)
-        out = self.ripple(q, k, v, grid_size=x.shape[1:3])
-        return self.proj(out.flatten(2).unflatten(1, x.shape[1:3]))
+        return self.attend(x)
 
 
 @adapts(SamAttention)

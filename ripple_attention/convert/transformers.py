@@ -15,7 +15,15 @@ from transformers.models.sam.modeling_sam import SamVisionAttention, SamVisionSd
 from transformers.models.sam2.modeling_sam2 import Sam2MultiScaleAttention
 
 from ripple_attention.checks import shorten
-from ripple_attention.convert.adapter import Adapter, Grid, Heads, adapts, refuse_mask
+from ripple_attention.convert.adapter import (
+    Adapter,
+    Grid,
+    Heads,
+    MapAdapter,
+    adapts,
+    refuse_mask,
+    windows,
+)
 from ripple_attention.convert.conversion import convert
 from ripple_attention.heads import RippleHeads
 from ripple_attention.operands import is_exporting
@@ -104,16 +112,9 @@ class FromTable(Adapter):
         del attention.ripple, attention.ripple_grid, attention.config_before_ripples
 
 
-def windows(layer: Any) -> str:
-    size = layer.window_size
-    return f"attends within windows of {size}×{size} tokens" if size else ""
-
-
 @adapts(Sam2MultiScaleAttention)
-class RippleSam2Attention(Adapter, Sam2MultiScaleAttention):
+class RippleSam2Attention(MapAdapter, Sam2MultiScaleAttention):
     """Of SAM 2's image encoder."""
-
-    needs_grid = False
 
     @classmethod
     def heads(cls, attention: Any, owners: Sequence[nn.Module]) -> Heads:
@@ -127,17 +128,12 @@ class RippleSam2Attention(Adapter, Sam2MultiScaleAttention):
         )
 
     def forward(self, hidden_states: Tensor, **rest: Any) -> Tensor:
-        heads = (3, self.num_attention_heads, -1)
-        q, k, v = self.qkv(hidden_states).unflatten(-1, heads).flatten(1, 2).unbind(2)
-        out = self.ripple(q, k, v, grid_size=hidden_states.shape[1:3])  # (B, H·W, N, D)
-        return self.proj(out.flatten(2).unflatten(1, hidden_states.shape[1:3]))
+        return self.attend(hidden_states)
 
 
 @adapts(SamVisionAttention, SamVisionSdpaAttention)
-class RippleSamAttention(Adapter, SamVisionAttention):
+class RippleSamAttention(MapAdapter, SamVisionAttention):
     """Of SAM's image encoder, where it has no relative positions."""
-
-    needs_grid = False
 
     @classmethod
     def heads(cls, attention: Any, owners: Sequence[nn.Module]) -> Heads:
@@ -153,10 +149,7 @@ class RippleSamAttention(Adapter, SamVisionAttention):
     def forward(
         self, hidden_states: Tensor, output_attentions: bool | None = None
     ) -> tuple[Tensor, Any]:
-        heads = (3, self.num_attention_heads, -1)
-        q, k, v = self.qkv(hidden_states).unflatten(-1, heads).flatten(1, 2).unbind(2)
-        out = self.ripple(q, k, v, grid_size=hidden_states.shape[1:3])
-        return self.proj(out.flatten(2).unflatten(1, hidden_states.shape[1:3])), None
+        return self.attend(hidden_states), None
 
 
 def from_pretrained(kind: type[Any], path: Any, /, **options: Any) -> Any:
