@@ -1,23 +1,10 @@
-r"""SAM 2's tiny image encoder with ripples: do its masks stay?
-
-Align first, then measure:
-
-    ripple align sam2_hiera_tiny PETS/train --weights SAM2/trunk.safetensors --side 1024 \
-        --count 24 --steps 60 --keep-lessons --max-distance 4 --output r4.safetensors
-    python benchmarks/sam2.py SAM2 PETS/val r4.safetensors --photos 16 \
-        --aligned-by "60 steps on 21 photos"
-
-A further model adds its row to the CSV. `sam2_align.py` compares many ways to align on a GPU,
-`sam2_speed.py` times them.
+"""SAM 2's tiny image encoder with ripples: do its masks stay? `sam2_align.py` has the command.
 
 SAM2 holds the encoder in timm's names (trunk.safetensors), SAM 2's neck (neck.safetensors), and its
 prompt encoder and mask decoder (mask_decoder.onnx). PETS/val holds photos and, beside each, its
 trimap: 1 animal, 2 background, 3 border. The decoder gets the box of the animal.
 """
 
-import argparse
-import copy
-import json
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +15,10 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import conv2d, interpolate
 
-from ripple_attention.convert import convert, converted
+from ripple_attention.convert import converted
 from ripple_lab.align.lessons import lesson_error, listening
 from ripple_lab.align.models import Photos, load_pretrained
 from ripple_lab.files import write_csv
-from ripple_lab.machine import hardware, slug
 from ripple_lab.results import read_csv
 
 SIDE = 1024  # what the decoder knows
@@ -144,31 +130,3 @@ def add_row(row: dict[str, Any], path: Path, *keys: str) -> None:
     others = [other for other in others if any(other[key] != row[key] for key in keys)]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_csv([*others, row], path)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("photos_folder", type=Path)
-    parser.add_argument("aligned", type=Path, nargs="+")
-    parser.add_argument("--photos", type=int, default=64)
-    parser.add_argument("--aligned-by", default="", help="how, in words, for the CSV")
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--output", type=Path)
-    words = parser.parse_args()
-    judge = Judge(words.folder, find_jpegs(words.photos_folder, words.photos), device=words.device)
-    where = hardware(torch.device(words.device))
-    output = words.output or Path("benchmarks/results") / f"sam2-masks-{slug(where)}.csv"
-    for path in words.aligned:
-        model = copy.deepcopy(judge.teacher)
-        config = json.loads(path.with_suffix(".json").read_text())
-        convert(model, **config)
-        model.load_state_dict(load_file(path), strict=True)
-        row = {"model": path.stem, **config, "photos": len(judge.photos), **judge(model)}
-        add_row({**row, "hardware": where, "aligned_by": words.aligned_by}, output, "model")
-        print(row, flush=True)
-    print(f"Wrote {output}")
-
-
-if __name__ == "__main__":
-    main()
