@@ -40,7 +40,7 @@ def sam2_align() -> str:
         table = markdown_table(headings, lines, words=2)
         text = f"{table}\n\n{rows[0]['hardware']}; means over {rows[0]['photos']} photos."
         parts.append(with_sources(text, path.name))
-    return "\n\n".join(parts)
+    return "\n\n".join(parts) or "Not yet run."
 
 
 def aligned_by(row: dict[str, object]) -> str:

@@ -11,6 +11,7 @@ import transformers
 from torch import nn
 
 from processes import in_two_ranks
+from ripple_attention import foveal
 from ripple_attention import models as _names_our_models  # noqa: F401
 from ripple_attention.convert import Adapter, Heads, adapts, convert, converted, revert
 
@@ -367,7 +368,7 @@ def test_a_converted_model_is_not_converted_again():
         convert(model, [1])
 
 
-@pytest.mark.parametrize("partition", ["logarithmic", (0, 2, 5)])
+@pytest.mark.parametrize("partition", ["logarithmic", (0, 2, 5), foveal(2, tile=2, rings=1)])
 def test_a_saved_model_is_restored_by_its_config(tmp_path, partition):
     from safetensors.torch import load_file, save_file
 
