@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 
 from inputs import gradients, make_mask
-from ripple_attention import NearSoftmax, Partition, chebyshev, logarithmic, ripple_attention
+from ripple_attention import (
+    NearSoftmax,
+    Partition,
+    chebyshev,
+    foveal,
+    logarithmic,
+    ripple_attention,
+)
 
 GRIDS = [(1, 1), (1, 7), (7, 5), (33, 20)]
 CASES = {  # a partition, and up to which radius tokens weigh by softmax
@@ -14,7 +21,10 @@ CASES = {  # a partition, and up to which radius tokens weigh by softmax
     "doubling rings": (logarithmic(9), 3),
     "two boxes": (Partition((2, 5)), 2),
     "wide": (Partition((9,)), None),
+    "coarse rings": (foveal(2, tile=4, rings=2), None),
 }
+WAYS = [(name, case) for case in CASES for name in ("naive", "tiled", "table", "tile_sums")]
+WAYS = [x for x in WAYS if x not in (("tiled", "coarse rings"), ("table", "coarse rings"))]
 NAMES = ("q", "k", "phi_q", "phi_k", "v", "weights", "far_scale", "prefix_k", "prefix_v")
 
 
@@ -67,6 +77,10 @@ def definition(partition, distance=None, mask=None, prefix_mask=None):
         )
         apart = torch.maximum((rows[:, None] - rows).abs(), (columns[:, None] - columns).abs())
         group = sum((apart > radius).long() for radius in partition.radii)
+        if partition.tile:
+            down, across = rows // partition.tile, columns // partition.tile
+            tiles = torch.maximum((down[:, None] - down).abs(), (across[:, None] - across).abs())
+            group = group + sum((tiles > radius).long() for radius in partition.tile_radii)
         near = apart <= (partition.reach if distance is None else distance)
         near, far = (x.expand(B, 1, -1, -1) for x in (near, ~near))
         if mask is not None:

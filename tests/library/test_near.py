@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from near_inputs import CASES, GRIDS, compare, definition, make_near, masks, run
+from near_inputs import CASES, GRIDS, WAYS, compare, definition, make_near, masks, run
 
 from inputs import relative_error
 from ripple_attention import (
@@ -21,8 +21,7 @@ ALL = ["naive", "tiled", "table"]
 
 @pytest.mark.parametrize("mask_kind", ["none", "random", "image"])
 @pytest.mark.parametrize("grid", GRIDS)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("implementation", ALL)
+@pytest.mark.parametrize(("implementation", "case"), WAYS)
 def test_matches_the_definition_in_float64(implementation, case, grid, mask_kind):
     partition, distance = CASES[case]
     mask, _ = masks(mask_kind, grid, 0)
