@@ -73,7 +73,7 @@ def assert_sees_all_that_lives(run, group: int, device: str = "cpu") -> None:
 
     Args:
         run: Of a partition, gives the operator.
-        group: That which has all the weight: the token itself, those near it, or the rest.
+        group: The one with all the weight: the token itself, those near it, or the rest.
         device: Where it runs.
     """
     partition, grid = Partition((0, 24)), (128, 128)

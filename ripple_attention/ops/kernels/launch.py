@@ -1,16 +1,16 @@
-"""Launches of Triton kernels: such as cost little when they repeat, and such as overlap.
+"""Cached and overlapping launches of Triton kernels. This module imports triton.
 
-For every launch Triton asks each argument what it is, to find the compiled kernel that fits; of our
-kernels, with strides and constants, that takes longer than small grids take to compute. A launch
-like an earlier one goes to that one's kernel instead.
+For every launch Triton inspects each argument to find the compiled kernel that fits. With the many
+strides and constants of our kernels, that takes longer than a small grid takes to compute. So a
+launch like an earlier one goes straight to that one's kernel.
 
-On GPUs of compute capability 9.0 and newer, a kernel that is launched with `overlapping()` may
-start before the one before it ends, as soon as all programs of that one have said so
-(`gdc_launch_dependents`) or ended. Rules, so that nobody reads what is not yet written:
-- The first kernel of such a row is launched as any other: it starts when all before it has ended.
-- The others wait (`gdc_wait`) before they read what an earlier one of the row writes, or write what
-  it reads or writes; and in any case before they end: what follows the row knows of its last alone.
-This module imports triton.
+On GPUs of compute capability 9.0 and newer, a kernel launched with `overlapping()` may start before
+the one before it ends: as soon as all programs of that one have ended or allowed it
+(`gdc_launch_dependents`). Two rules keep anybody from reading what is not yet written:
+- The first kernel of a row of such launches is launched as any other.
+- The others wait (`gdc_wait`) before they read what an earlier one writes, and before they write
+  what an earlier one reads or writes. They wait in any case before they end, because what follows
+  the row only knows of its last kernel.
 """
 
 import os
