@@ -141,6 +141,24 @@ class CompileOnly:
         return launch
 
 
+def compile_only(monkeypatch, capability, names, *modules):
+    """Has kernels of these names be compiled, in place of being launched, for an absent GPU.
+
+    Returns:
+        A list that gets each kernel's name and binary when it is launched.
+    """
+    from triton.runtime.driver import driver
+
+    compiled = []
+    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
+    for module in modules:
+        for name in set(names) & set(vars(module)):
+            kernel = getattr(module, name)
+            kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
+            monkeypatch.setattr(module, name, CompileOnly(kernel, compiled))
+    return compiled
+
+
 def stack_bytes(binary):
     """What a compiled kernel keeps in memory because it has too few registers, for a thread."""
     import triton

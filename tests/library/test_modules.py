@@ -235,13 +235,6 @@ def test_dropout_of_probabilities_that_nobody_forms_is_refused(kind):
         kind(24, num_heads=2, attn_drop=0.1)
 
 
-def test_projections_may_be_exchanged(x):
-    layer = make(RippleAttention)
-    expected = layer(x)
-    layer.qkv, layer.proj = torch.nn.Sequential(layer.qkv), torch.nn.Sequential(layer.proj)
-    assert torch.equal(layer(x), expected)
-
-
 def test_bad_input_is_refused(x):
     layer = make(RippleAttention)
     with pytest.raises(ValueError, match="needs to know where tokens lie.*class token"):
@@ -317,13 +310,6 @@ def test_what_stands_in_the_padding_stays_there(feature_map, x):
     expected = layer(x, key_padding_mask=mask)[~mask]
     x[mask] = torch.nan
     assert torch.equal(layer(x, key_padding_mask=mask)[~mask], expected)
-
-
-def test_a_feature_map_of_ones_own_is_taken(x):
-    layer = make(RippleAttention, feature_map=create_feature_map("elu", 12))
-    expected = make(RippleAttention, feature_map="elu")
-    layer.load_state_dict(expected.state_dict())
-    assert torch.equal(layer(x), expected(x))
 
 
 @pytest.mark.parametrize("kind", [RippleAttention, LinearAttention])

@@ -5,7 +5,7 @@ import torch
 from near_inputs import CASES, compare, definition, make_near, masks, run
 
 from inputs import relative_error
-from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, stack_bytes, use_tiles
+from kernels import HERE, compile_only, interpreted, needs_triton, stack_bytes, use_tiles
 from ripple_attention import RippleAttention, RippleHeads, chebyshev, dispatch
 
 pytestmark = needs_triton
@@ -189,14 +189,10 @@ COMPILED = [  # width, type, capability
 def test_every_kernel_compiles_and_fits_the_smallest_shared_memory(
     width, dtype, capability, monkeypatch
 ):
-    from triton.runtime.driver import driver
-
     from ripple_attention.ops.kernels import near
 
-    compiled, names = [], ("forward_kernel", "query_gradient_kernel", "key_gradient_kernel")
-    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    for name in names:
-        monkeypatch.setattr(near, name, CompileOnly(getattr(near, name), compiled))
+    names = "forward_kernel", "query_gradient_kernel", "key_gradient_kernel"
+    compiled = compile_only(monkeypatch, capability, names, near)
     q, k, v = torch.zeros(1, 64, 64, 3, 2, width, dtype=dtype).unbind(3)
     weights, mask = torch.zeros(1, 64, 64, 2, 4), torch.zeros(1, 64, 64, dtype=torch.bool)
     given = (q, k, v, weights, mask)

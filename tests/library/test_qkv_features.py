@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inputs import relative_error
-from kernels import HERE, AbsentGPU, CompileOnly, interpreted, needs_triton, stack_bytes
+from kernels import HERE, compile_only, interpreted, needs_triton, stack_bytes
 from ripple_attention.dispatch import Problem, features_fuse
 from ripple_attention.feature_maps import create_feature_map
 from ripple_attention.spatial_weights import SpatialWeights
@@ -384,31 +384,19 @@ def test_sines_are_right_at_any_angle():
     assert (phi.double() - 2 - expected).abs().max() < 5e-7  # of which 2.4e-7 by adding 2
 
 
-def compile_only(monkeypatch, capability):
-    """A list of what is launched from now on, compiled for a GPU of some capability."""
-    from triton.runtime.driver import driver
-
-    from ripple_attention.ops.kernels import qkv_features
-
-    compiled = []
-    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    for name in KERNELS:
-        kernel = CompileOnly(getattr(qkv_features, name), compiled)
-        monkeypatch.setattr(qkv_features, name, kernel)
-    return compiled
-
-
 @pytest.mark.skipif(HERE, reason="the interpreter does not compile")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("feature_map", ["learned", "hedgehog"])
 def test_what_dispatch_lets_run_fits_the_smallest_shared_memory(monkeypatch, feature_map, dtype):
+    from ripple_attention.ops.kernels import qkv_features
+
     form, smallest, ran = "sines" if feature_map == "learned" else "softmax", 99, []
     for width in (32, 64, 128):
         problem = Problem((9, 9), width, width, (0, 1), dtype, "cuda", None, form, "sticks", width)
         if features_fuse(problem._replace(shared=smallest)):
             continue
         with monkeypatch.context() as patches:
-            compiled = compile_only(patches, 89)
+            compiled = compile_only(patches, 89, KERNELS, qkv_features)
             Inputs(Case((9, 9), width, width, feature_map=feature_map), dtype).by_kernels()
         assert max(binary.metadata.shared for _, binary in compiled) <= smallest * 1024
         ran.append(width)
@@ -433,7 +421,7 @@ def test_what_dispatch_lets_run_fits_the_smallest_shared_memory(monkeypatch, fea
 def test_every_kernel_compiles(monkeypatch, capability, dtype, width, hardware, feature_map, kind):
     from ripple_attention.ops.kernels import qkv_features
 
-    compiled = compile_only(monkeypatch, capability)
+    compiled = compile_only(monkeypatch, capability, KERNELS, qkv_features)
     monkeypatch.setattr(qkv_features, "BY_HARDWARE", hardware)
     monkeypatch.setattr(qkv_features, "_fullest", lambda *_: 12)  # blocks: as for a large batch
     case = Case((32, 32), width, width, masked=hardware, feature_map=feature_map, kind=kind)

@@ -8,9 +8,8 @@ import torch
 from inputs import gradients, make_inputs, make_mask
 from kernels import (
     HERE,
-    AbsentGPU,
-    CompileOnly,
     assert_within_twice,
+    compile_only,
     disassemble,
     interpreted,
     needs_triton,
@@ -96,15 +95,9 @@ def test_odd_tiles_and_wide_states_in_little_shared_memory_are_refused():
 
 def compile_all(partition, dtype, features, value_dim, capability, monkeypatch):
     """The kernels of both passes by name, as often as they are launched."""
-    from triton.runtime.driver import driver
-
     from ripple_attention.ops.kernels import strips, tile_sums
 
-    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    compiled = []
-    for module in (tile_sums, strips):
-        for name in KERNELS & set(vars(module)):
-            monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), compiled))
+    compiled = compile_only(monkeypatch, capability, KERNELS, tile_sums, strips)
     q, k = torch.zeros(1, 16, 72, 2, 2, features, dtype=dtype).unbind(3)
     v, weights = (torch.zeros(1, 16, 72, 2, width) for width in (value_dim, partition.num_groups))
     v = v.to(dtype)
@@ -129,19 +122,7 @@ def test_odd_widths_are_no_products_of_warp_groups(partition, monkeypatch):
     [(torch.bfloat16, 64), (torch.float16, 64), (torch.bfloat16, 128)],
 )
 def test_every_kernel_compiles_and_hardly_spills(partition, dtype, width, capability, monkeypatch):
-    from triton.runtime.driver import driver
-
-    from ripple_attention.ops.kernels import strips, tile_sums
-
-    monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-    compiled = []
-    for module in (tile_sums, strips):
-        for name in KERNELS & set(vars(module)):
-            monkeypatch.setattr(module, name, CompileOnly(getattr(module, name), compiled))
-    q, k, v = torch.zeros(1, 16, 72, 3, 2, width, dtype=dtype).unbind(3)
-    weights = torch.zeros(1, 16, 72, 2, partition.num_groups)
-    out = tile_sums.tile_sums_triton_forward(q, k, v, weights, partition.bounds, 0.0)
-    tile_sums.tile_sums_triton_backward(out[0], q, k, v, weights, *out, partition.bounds)
+    compiled = compile_all(partition, dtype, width, width, capability, monkeypatch)
     # Beside three launches of states: one of each kernel, for boxes two more of strips.
     launches = dict.fromkeys(KERNELS, 1 if partition.tile else 3)
     assert Counter(name for name, _ in compiled) == launches | {"state_kernel": 3}

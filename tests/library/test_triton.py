@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from inputs import gradient_layouts, gradients, make_inputs, make_mask, relative_error
 from kernels import (
     HERE,
-    AbsentGPU,
-    CompileOnly,
     assert_within_twice,
+    compile_only,
     disassemble,
     interpreted,
     needs_triton,
@@ -457,20 +456,13 @@ def test_an_exported_layer_holds_plain_operations():
 @pytest.fixture
 def compile_for(monkeypatch):
     """A function that compiles all that both passes launch, for a GPU of some capability."""
-    from triton.runtime.driver import driver
 
     def compile_all(
         capability, dtype, width, grid, partition=NEAR, name="tiled_triton", features=None
     ):
         module = importlib.import_module(f"ripple_attention.ops.kernels.{FILES[name]}")
         far = importlib.import_module("ripple_attention.ops.kernels.far")
-        compiled = []
-        monkeypatch.setattr(driver, "_active", AbsentGPU(capability))
-        for kernel_name in KERNELS[name]:
-            home = module if hasattr(module, kernel_name) else far
-            kernel = getattr(home, kernel_name)
-            kernel = kernel.kernel if isinstance(kernel, CompileOnly) else kernel
-            monkeypatch.setattr(home, kernel_name, CompileOnly(kernel, compiled))
+        compiled = compile_only(monkeypatch, capability, KERNELS[name], module, far)
         q, k, v = torch.zeros(1, *grid, 3, 2, width, dtype=dtype).unbind(3)
         if features:
             q, k = torch.zeros(1, *grid, 2, 2, features, dtype=dtype).unbind(3)

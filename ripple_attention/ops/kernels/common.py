@@ -84,6 +84,13 @@ def _token_offsets(row, column, W, N: tl.constexpr, WIDE: tl.constexpr):
 
 
 @triton.jit
+def _at(b, n, row, column, strides):
+    """Offsets of tokens' heads, in 64 bits."""
+    along = row.to(tl.int64) * strides[1] + column.to(tl.int64) * strides[2]
+    return b * strides[0] + n * strides[3] + along
+
+
+@triton.jit
 def _span(
     span, left, column, W, STEP: tl.constexpr, SPAN: tl.constexpr, REACH: tl.constexpr,
     SINGLE_WINDOW: tl.constexpr, COLUMNS: tl.constexpr,

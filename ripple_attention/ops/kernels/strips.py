@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ripple_attention.ops.kernels.common import (
     _add_products,
+    _at,
     _ceil_divide,
     _load,
     _padded,
@@ -35,13 +36,6 @@ from ripple_attention.partition import Partition
 # Names in kernels: UPRIGHT is the pass over rows, which comes first. LINES and LENGTH are the sides
 # of the grid, strides those of (B, line, run, N), and `tokens` those of a contiguous tensor.
 # `radii` are the BOXES wide ones, whose steps are from FIRST on in (B, H, W, N, G).
-
-
-@triton.jit
-def _at(b, n, line, run, strides):
-    """Offsets of tokens' heads, in 64 bits."""
-    along = line.to(tl.int64) * strides[1] + run.to(tl.int64) * strides[2]
-    return b * strides[0] + n * strides[3] + along
 
 
 @triton.jit

@@ -17,6 +17,7 @@ from torch import Tensor
 from ripple_attention.ops.box_sums import band_matrix
 from ripple_attention.ops.kernels.common import (
     _add_products,
+    _at,
     _dense_channels,
     _inverse,
     _load,
@@ -49,13 +50,6 @@ def _block(first, N: tl.constexpr):
     b, n, down, across = _place(first, N)
     index = tl.arange(0, 64)
     return b.to(tl.int64), n, down * 8 + index // 8, across * 8 + index % 8, down, across
-
-
-@triton.jit
-def _at(b, n, row, column, strides):
-    """Offsets of tokens' heads."""
-    far = row.to(tl.int64) * strides[1] + column.to(tl.int64) * strides[2]
-    return b * strides[0] + n * strides[3] + far
 
 
 @triton.jit
