@@ -112,21 +112,14 @@ class SeededItems(Dataset[Any]):
         return self.dataset[index]
 
 
-class EvaluationBatches:
+def evaluation_batches(
+    count: int, batch_size: int, rank: int = 0, world: int = 1
+) -> list[list[int]]:
     """Indices for evaluation: every image once, the same number of batches on every device."""
-
-    def __init__(self, count: int, batch_size: int, rank: int = 0, world: int = 1):
-        if count < world:
-            raise ValueError(f"{count} images cannot be shared by {world} devices")
-        batches = math.ceil(count / (batch_size * world))
-        parts = torch.arange(count).tensor_split(batches * world)
-        self.batches = [part.tolist() for part in parts[rank::world]]
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.batches)
+    if count < world:
+        raise ValueError(f"{count} images cannot be shared by {world} devices")
+    parts = math.ceil(count / (batch_size * world)) * world
+    return [part.tolist() for part in torch.arange(count).tensor_split(parts)[rank::world]]
 
 
 class Resumable:

@@ -13,13 +13,13 @@ from ripple_lab.data.digits import load_digits_images
 from ripple_lab.data.folders import SkipDamaged, check_same_classes, open_folder
 from ripple_lab.data.images import Images
 from ripple_lab.data.loaders import (
-    EvaluationBatches,
     InMemoryEvaluationLoader,
     InMemoryLoader,
     ResumableDataLoader,
     SeededBatches,
     SeededItems,
     TrainBatches,
+    evaluation_batches,
 )
 from ripple_lab.data.synthetic import synthetic_images
 
@@ -99,7 +99,7 @@ class RecipeData:
         data = self.open(train=False)
         # With two images or more a batch, no device has an empty one; one by one, the last might.
         images = max(2, self.recipe.batch_size // world)
-        batches = EvaluationBatches(len(data), images, rank, world)
+        batches = evaluation_batches(len(data), images, rank, world)
         return self._evaluation_loader(data, batches, device)
 
     def sample_loader(self, device: torch.device, count: int) -> Any:
@@ -111,7 +111,7 @@ class RecipeData:
         batches = [chosen[start : start + size] for start in range(0, count, size)]
         return self._evaluation_loader(data, batches, device)
 
-    def _evaluation_loader(self, data: Any, batches: Any, device: torch.device) -> Any:
+    def _evaluation_loader(self, data: Any, batches: list[list[int]], device: torch.device) -> Any:
         return torch.utils.data.DataLoader(
             data,
             batch_sampler=batches,
@@ -161,7 +161,7 @@ class ClassificationData(RecipeData):
         augment = BatchAugmentation(self.recipe.augmentation, self.image_size, **self.statistics)
         return InMemoryLoader(data, batches, device, augment)
 
-    def _evaluation_loader(self, data: Any, batches: Any, device: torch.device) -> Any:
+    def _evaluation_loader(self, data: Any, batches: list[list[int]], device: torch.device) -> Any:
         if not self.recipe.data.in_memory:
             return super()._evaluation_loader(data, batches, device)
         return InMemoryEvaluationLoader(
