@@ -171,6 +171,21 @@ def by_seed() -> str:
     return markdown_table(["top-1 %", "seeds 0, 1, …", "mean"], lines)
 
 
+@block("cifar100-changed-models")
+def by_changed_model() -> str:
+    """Runs of 60 epochs in which one field of a recipe's model was changed."""
+    lines = []
+    for run in committed_results().of_kind("runs"):
+        field, _, values = run["changes"].partition(": ")
+        short = run["recipe"].startswith("cifar100-short") and run["epochs"] == SHORT
+        usual = own_top1(run["recipe"], SHORT)
+        if short and field.startswith("model.") and ";" not in values and usual is not None:
+            changed = float(run["top1"])
+            name = f"`{run['recipe']}`, `{field}` {values}"
+            lines.append([name, *map(percent, (usual, changed)), signed(minus(changed, usual))])
+    return markdown_table(["top-1 %, 60 epochs", "as it is", "changed", "change"], lines)
+
+
 def top1(recipe: str, epochs: int, results: Results | None = None) -> float | None:
     """Top-1 of a recipe's model after that many epochs, the mean of its seeds."""
     seeds = at_epochs(recipe, epochs, results or committed_results())
