@@ -43,7 +43,10 @@ def main():
         failed += sum(row["trials"] - row["held"] for row in rows)
         if not given.short:
             before = read_csv(path) if path.exists() else []
-            write_csv([*(row for row in before if row["drill"] != name), *rows], path)
+            places = [place for place, row in enumerate(before) if row["drill"] == name]
+            place = min(places, default=len(before))
+            others = [row for row in before if row["drill"] != name]
+            write_csv([*others[:place], *rows, *others[place:]], path)
     sys.exit(f"{failed} trials went wrong" if failed else 0)
 
 
