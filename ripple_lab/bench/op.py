@@ -26,6 +26,7 @@ Row = dict[str, Any]
 
 PASSES = ("forward", "forward+backward")
 FLOOR = "floor: a copy of the same bytes"
+THIN = "ripple, thin rings"  # beside other rings: what these cost more
 AGREEMENT = {torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 2e-2, torch.float16: 5e-3}
 
 
@@ -78,6 +79,10 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         backend = next(b for b in dispatch.BACKENDS if b.name == name)
         return backend.supports(problem) is None
 
+    def thin(q: Tensor, k: Tensor, v: Tensor, weights: Tensor) -> Tensor:
+        rings = thin_rings(partition)
+        return ripple_attention(q, k, v, weights[..., : rings.num_groups], partition=rings)
+
     kernels = ("tiled_triton", "tile_sums_triton", "table_triton", "naive_triton")
     able = [name for name in (*kernels, "tiled", "tile_sums", "table") if can_run(name)]
     paper = {"ripple table by autograd": lambda *x: table_by_autograd(partition, *x)}
@@ -85,12 +90,18 @@ def systems(partition: Partition, config: OpBenchmark | None = None) -> dict[str
         **{f"ripple {name.replace('_', ' ')}": ripple(name) for name in able},
         **({} if partition.tile else paper),
         "ripple naive": ripple("naive"),
+        **({} if config.partition == "chebyshev" else {THIN: thin}),
         "linear attention": lambda q, k, v, _: linear_attention(q, k, v),
         "softmax SDPA": lambda q, k, v, _: softmax_attention(q, k, v),
         "softmax with ripples": lambda q, k, v, weights: ripple_softmax_attention(
             q, k, v, weights, partition=partition
         ),
     }
+
+
+def thin_rings(partition: Partition) -> Partition:
+    """The paper's rings, R_max 4; fewer where a partition has fewer groups."""
+    return chebyshev(min(4, partition.num_groups - 1))
 
 
 def make_floor(inputs: tuple[Tensor, ...], step_name: str) -> measure.Step:
@@ -223,8 +234,9 @@ def disagreements(
     """The relative error of each system; refuses to go on where one is wrong.
 
     Ripple systems are compared with the definition, or, if that does not fit, with all pairs by
-    kernels or with tiles; linear attention with ripple attention of uniform weights. Softmax, with
-    or without ripples, is another function and is not checked.
+    kernels or with tiles; thin rings with shared sums of the same; linear attention with ripple
+    attention of uniform weights. Softmax, with or without ripples, is another function and is not
+    checked.
     """
     tolerance = AGREEMENT[getattr(torch, config.dtype)]
     known = systems(partition, config)
@@ -233,16 +245,21 @@ def disagreements(
         references = ["ripple naive"]
     reference_name = next(name for name in references if name in known)
     errors: dict[str, float] = {}
+    others: dict[str, Tensor] = {}
+    q, k, v, weights = inputs
     with torch.no_grad():
         reference = {**known, **runnable}[reference_name](*inputs)
         if "linear attention" in runnable:
-            q, k, v, weights = inputs
             uniform = torch.full_like(weights, 1 / partition.num_groups)
-            plain = known["ripple tile sums"](q, k, v, uniform)
+            others["linear attention"] = known["ripple tile sums"](q, k, v, uniform)
+        if THIN in runnable:
+            rings = thin_rings(partition)
+            by_sums = systems(rings, config)["ripple tile sums"]
+            others[THIN] = by_sums(q, k, v, weights[..., : rings.num_groups])
         for name, system in runnable.items():
             if name.startswith("softmax"):
                 continue
-            expected = plain if name == "linear attention" else reference
+            expected = others.get(name, reference)
             error = float((system(*inputs) - expected).norm() / expected.norm())
             if not error <= tolerance:
                 raise RuntimeError(

@@ -38,7 +38,7 @@ def test_bench_op_times_foveal_and_logarithmic_rings(tmp_path):
         assert done.exit_code == 0, done.output
         rows = list(csv.DictReader(path.open()))
         systems = {row["system"] for row in rows if row["status"] == "ok"}
-        assert {"ripple tile sums", "ripple naive", "softmax SDPA"} <= systems - {missing}
+        assert {"ripple tile sums", "ripple naive", op.THIN, "softmax SDPA"} <= systems - {missing}
         assert missing not in systems
         assert {row["partition"] for row in rows} == {partition}
 
