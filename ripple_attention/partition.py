@@ -13,6 +13,7 @@ from ripple_attention.checks import check_count, check_pair, shorten
 MOST_RINGS = 2**16
 LARGEST_RADIUS = 2**30 - 1  # distances of cells to it fit 32 bits
 MOST_COARSE_RINGS = 30  # each twice as far as the one before
+MOST_GROUPS = MOST_RINGS + MOST_COARSE_RINGS + 2  # with the rest, and prefix tokens
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from ripple_attention.checks import (
 )
 from ripple_attention.fusion import WeightSpec, are_plain, runs_own_code, stands_for
 from ripple_attention.ops.common import autocast_unites
+from ripple_attention.partition import MOST_GROUPS
 
 WeightKind = Literal["stick-breaking", "fixed", "softmax", "truncated"]
 Tail = Literal["share", "printed"]
@@ -61,7 +62,7 @@ def fixed_weights(num_groups: int) -> Tensor:
     >>> fixed_weights(4)
     tensor([0.5000, 0.2500, 0.1250, 0.1250])
     """
-    check_count("num_groups", num_groups, 2)
+    check_count("num_groups", num_groups, 2, MOST_GROUPS)
     return stick_breaking(torch.zeros(num_groups - 1), balanced=False)
 
 
@@ -149,7 +150,7 @@ class SpatialWeights(nn.Module):
         check_dtype(dtype)
         self.value_dim = check_count("value_dim", value_dim)
         self.num_heads = check_count("num_heads", num_heads)
-        check_count("num_groups", num_groups, 2)  # a ring and the rest
+        check_count("num_groups", num_groups, 2, MOST_GROUPS)  # a ring and the rest
         self.kind = kind
         self.balanced = balanced
         self.halt_threshold = halt_threshold

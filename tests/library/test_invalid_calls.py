@@ -230,7 +230,7 @@ def weights():
             *with_options(ripple.stick_breaking, WEIGHTS, balanced=FLAGS),
         ],
     )
-    yield "fixed_weights", with_options(ripple.fixed_weights, num_groups=(*COUNTS, 1))
+    yield "fixed_weights", with_options(ripple.fixed_weights, num_groups=(*COUNTS, 1, 2**31 - 1))
     for function in (ripple.halt, ripple.halt_group):
         yield (
             function.__name__,
@@ -244,7 +244,7 @@ def weights():
     yield "SpatialWeights", [
         *with_options(partial(SpatialWeights, num_heads=2, num_groups=3), value_dim=COUNTS),
         *with_options(partial(SpatialWeights, 8, num_groups=3), num_heads=COUNTS),
-        *with_options(partial(SpatialWeights, 8, 2), num_groups=(*COUNTS, 1)),
+        *with_options(partial(SpatialWeights, 8, 2), num_groups=(*COUNTS, 1, 2**31 - 1)),
         *with_options(
             partial(SpatialWeights, 8, 2, 3), kind=NAMES, balanced=FLAGS, tail=tails,
             halt_threshold=(*numbers(0, 1), None),
