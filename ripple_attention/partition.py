@@ -47,8 +47,10 @@ class Partition:
     def __init__(self, radii: Iterable[int], tile: int = 0, tile_radii: Iterable[int] = ()):
         some = islice(radii, MOST_RINGS + 1) if isinstance(radii, Iterable) else ()
         given, radii = radii, tuple(some)
-        whole = all(isinstance(radius, int) and not isinstance(radius, bool) for radius in radii)
-        rising = whole and all(low < high for low, high in pairwise(radii))
+        are_whole = all(
+            isinstance(radius, int) and not isinstance(radius, bool) for radius in radii
+        )
+        rising = are_whole and all(low < high for low, high in pairwise(radii))
         few = 0 < len(radii) <= MOST_RINGS
         if not few or not rising or radii[0] < 0 or radii[-1] > LARGEST_RADIUS:
             raise ValueError(
@@ -237,8 +239,8 @@ def dense(grid_size: tuple[int, int]) -> Partition:
 
 
 def _checked_distance(max_distance: int, most: int) -> int:
-    whole = isinstance(max_distance, int) and not isinstance(max_distance, bool)
-    if not whole or not 1 <= max_distance <= most:
+    is_whole = isinstance(max_distance, int) and not isinstance(max_distance, bool)
+    if not is_whole or not 1 <= max_distance <= most:
         raise ValueError(
             "max_distance, where the rest begins, must be a whole number ≥ 1; "
             f"got max_distance={shorten(max_distance)}, and the most is {most}. "
@@ -248,7 +250,7 @@ def _checked_distance(max_distance: int, most: int) -> int:
 
 
 def _are_coarse_rings(reach: int, tile: int, tile_radii: tuple[int, ...]) -> bool:
-    whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (tile, *tile_radii))
-    rising = whole and all(low < high for low, high in pairwise((0, *tile_radii)))
-    fits = whole and bool(tile_radii) and rising and tile > reach
+    are_whole = all(isinstance(x, int) and not isinstance(x, bool) for x in (tile, *tile_radii))
+    rising = are_whole and all(low < high for low, high in pairwise((0, *tile_radii)))
+    fits = are_whole and bool(tile_radii) and rising and tile > reach
     return fits and tile * (tile_radii[-1] + 1) <= LARGEST_RADIUS

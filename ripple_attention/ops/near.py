@@ -148,13 +148,13 @@ def window_forward(
     """`window_by_pairs` by tiles of queries and their halos of keys, as in `ops/tiled.py`."""
     dtype = accumulation_dtype(v)
     out, log_sum = v.new_empty(v.shape, dtype=dtype), v.new_empty(v.shape[:-1], dtype=dtype)
-    cuts, budget = _plan(v, radii)
+    strip_list, budget = _plan(v, radii)
     seen = _seen(v, mask)
-    for part in parts(v, 2 * max(cut.pairs for cut in cuts), budget):
+    for part in parts(v, 2 * max(strip.pairs for strip in strip_list), budget):
         heads = v[part].shape[3]
-        padded_k, padded_v, padded_seen = (cuts[0].pad_keys(x[part]) for x in (k, v, seen))
+        padded_k, padded_v, padded_seen = (strip_list[0].pad_keys(x[part]) for x in (k, v, seen))
         padded_k = _spread(padded_k)
-        for strip, groups in _with_groups(cuts, Partition(radii), v.device):
+        for strip, groups in _with_groups(strip_list, Partition(radii), v.device):
             queries, alpha = (strip.query_tiles(x[part]) for x in (q, weights))
             hidden = (groups == len(radii)) | (strip.key_tiles(padded_seen).mT == 0)
             scores = scale * torch.bmm(queries, strip.key_tiles(padded_k).mT)
@@ -185,15 +185,15 @@ def window_backward(
     score receives P t, its value P ∂o_i, its weight t P/α.
     """
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v, weights)]
-    cuts, budget = _plan(v, radii)
-    W, columns = v.shape[2], cuts[0].padding
+    strip_list, budget = _plan(v, radii)
+    W, columns = v.shape[2], strip_list[0].padding
     seen = _seen(v, mask)
     offset = (grad_log - (grad * out).sum(-1)).unsqueeze(-1)
-    for part in parts(v, 3 * max(cut.pairs for cut in cuts), budget):
+    for part in parts(v, 3 * max(strip.pairs for strip in strip_list), budget):
         B, heads = v[part].shape[0], v[part].shape[3]
-        padded_k, padded_v, padded_seen = (cuts[0].pad_keys(x[part]) for x in (k, v, seen))
+        padded_k, padded_v, padded_seen = (strip_list[0].pad_keys(x[part]) for x in (k, v, seen))
         grad_k, grad_v = torch.zeros_like(padded_k), torch.zeros_like(padded_v)
-        for strip, groups in _with_groups(cuts, Partition(radii), v.device):
+        for strip, groups in _with_groups(strip_list, Partition(radii), v.device):
             queries, alpha, log, y, c = (
                 strip.query_tiles(x[part])
                 for x in (q, weights, log_sum.unsqueeze(-1), grad, offset)

@@ -236,9 +236,9 @@ def _window(plan: Plan, k: Tensor, v: Tensor) -> Iterator[tuple[tiled.Strip, Ten
         return
     B, H, W, N, _ = k.shape
     pairs = tiled.PAIRS_ON_CPU if k.device.type == "cpu" else tiled.PAIRS_ELSEWHERE
-    cuts = list(tiled.strips(H, W, plan.near[-1], pairs // (B * N)))
-    padded = [cuts[0].pad_keys(x) for x in (k, v)]
-    for strip, groups in tiled._with_groups(cuts, Partition(plan.near), k.device):
+    strip_list = list(tiled.strips(H, W, plan.near[-1], pairs // (B * N)))
+    padded = [strip_list[0].pad_keys(x) for x in (k, v)]
+    for strip, groups in tiled._with_groups(strip_list, Partition(plan.near), k.device):
         yield strip, groups, [strip.key_tiles(x) for x in padded]
 
 

@@ -152,10 +152,10 @@ def tiled_forward(
     """
     out = torch.empty_like(v, memory_format=torch.contiguous_format)
     denominator = v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
-    cuts, budget = _plan(v, radii)
-    for part in parts(v, max(cut.pairs for cut in cuts), budget):
+    strip_list, budget = _plan(v, radii)
+    for part in parts(v, max(strip.pairs for strip in strip_list), budget):
         queries, keys, values, weights = (x[part] for x in (q, k, v, spatial_weights))
-        pieces = _attend(queries, keys, values, weights, Partition(radii), cuts, eps)
+        pieces = _attend(queries, keys, values, weights, Partition(radii), strip_list, eps)
         for strip, *results in pieces:
             out[part][:, strip.rows], denominator[part][:, strip.rows] = results
     return out, denominator
@@ -167,14 +167,14 @@ def _attend(
     v: Tensor,
     spatial_weights: Tensor,
     partition: Partition,
-    cuts: list[Strip],
+    strip_list: list[Strip],
     eps: float,
 ) -> Iterator[tuple[Strip, Tensor, Tensor]]:
     """Output and denominator + eps of a few heads, strip by strip, in the type of the sums."""
     heads = v.shape[3]
-    padded_k, padded_v = cuts[0].pad_keys(k), cuts[0].pad_keys(v)
-    state = None if _sees_all(cuts, v) else _far_state(padded_k, padded_v)  # (B·N, M, E+1)
-    for strip, groups in _with_groups(cuts, partition, v.device):
+    padded_k, padded_v = strip_list[0].pad_keys(k), strip_list[0].pad_keys(v)
+    state = None if _sees_all(strip_list, v) else _far_state(padded_k, padded_v)  # (B·N, M, E+1)
+    for strip, groups in _with_groups(strip_list, partition, v.device):
         queries = strip.query_tiles(q)
         weights = strip.query_tiles(spatial_weights)  # (B·N·tiles, rows·tile, G)
         rest = weights[..., -1:]
@@ -205,15 +205,15 @@ def tiled_backward(
     """Gradients of `tiled_forward` for q, k, v and the weights, each in the type of its input."""
     given = (grad, q, k, v, spatial_weights, out, denominator)
     grads = [torch.empty_like(x, memory_format=torch.contiguous_format) for x in given[1:5]]
-    cuts, budget = _plan(v, radii)
-    for part in parts(v, 2 * max(cut.pairs for cut in cuts), budget):
+    strip_list, budget = _plan(v, radii)
+    for part in parts(v, 2 * max(strip.pairs for strip in strip_list), budget):
         pieces = [x[part] for x in given]
-        _write_gradients([x[part] for x in grads], pieces, Partition(radii), cuts)
+        _write_gradients([x[part] for x in grads], pieces, Partition(radii), strip_list)
     return grads[0], grads[1], grads[2], grads[3]
 
 
 def _write_gradients(
-    grads: list[Tensor], given: list[Tensor], partition: Partition, cuts: list[Strip]
+    grads: list[Tensor], given: list[Tensor], partition: Partition, strip_list: list[Strip]
 ) -> None:
     """Writes the gradients of a few heads into `grads`: for q, k, v and the weights.
 
@@ -222,15 +222,15 @@ def _write_gradients(
     """
     grad, q, k, v, spatial_weights, out, denominator = given
     B, _, W, N, _ = v.shape
-    sees_all = _sees_all(cuts, v)
-    padded_k, padded_v = cuts[0].pad_keys(k), cuts[0].pad_keys(v)
+    sees_all = _sees_all(strip_list, v)
+    padded_k, padded_v = strip_list[0].pad_keys(k), strip_list[0].pad_keys(v)
     state = _far_state(padded_k, padded_v)  # (B·N, M, E+1)
     far_grad = torch.zeros_like(state)
     grad_k, grad_v = (x.new_zeros(x.shape) for x in (padded_k, padded_v))
     inverse = safe_divide(1, denominator).unsqueeze(-1)
     all_y = grad * inverse
     all_c = -(all_y * out).sum(-1, keepdim=True)
-    for strip, groups in _with_groups(cuts, partition, v.device):
+    for strip, groups in _with_groups(strip_list, partition, v.device):
         queries = strip.query_tiles(q)
         keys, values = strip.key_tiles(padded_k), strip.key_tiles(padded_v)
         weights = strip.query_tiles(spatial_weights)
@@ -262,7 +262,7 @@ def _write_gradients(
         grad_k.flatten(1, 2).baddbmm_(padded_v.flatten(1, 2), far_grad[..., :-1].mT)
         grad_k += far_grad[..., -1:].mT.unsqueeze(1)
         grad_v.flatten(1, 2).baddbmm_(padded_k.flatten(1, 2), far_grad[..., :-1])
-    columns = slice(cuts[0].padding, cuts[0].padding + W)
+    columns = slice(strip_list[0].padding, strip_list[0].padding + W)
     for total, padded in ((grads[1], grad_k), (grads[2], grad_v)):
         total.copy_(padded[:, :, columns].unflatten(0, (B, N)).permute(0, 2, 3, 1, 4))
 
@@ -274,11 +274,11 @@ def _plan(v: Tensor, radii: list[int]) -> tuple[list[Strip], int]:
 
 
 def _with_groups(
-    cuts: list[Strip], partition: Partition, device: torch.device
+    strip_list: list[Strip], partition: Partition, device: torch.device
 ) -> Iterator[tuple[Strip, Tensor]]:
     """Each strip with its group map, which neighbours of the same shape share."""
     shape, groups = None, torch.empty(0)
-    for strip in cuts:
+    for strip in strip_list:
         if strip.shape != shape:
             shape, groups = strip.shape, strip.groups(partition, device)
         yield strip, groups
@@ -290,9 +290,9 @@ def _far_state(k: Tensor, v: Tensor) -> Tensor:
     return torch.cat([keys.mT @ values, keys.sum(1).unsqueeze(-1)], -1)
 
 
-def _sees_all(cuts: list[Strip], v: Tensor) -> bool:
+def _sees_all(strip_list: list[Strip], v: Tensor) -> bool:
     """Whether every tile meets every key: then all groups are near and there is no far part."""
-    return cuts[0].tiles == 1 and all(cut.shape[1] == v.shape[1] for cut in cuts)
+    return strip_list[0].tiles == 1 and all(strip.shape[1] == v.shape[1] for strip in strip_list)
 
 
 def _pair_weights(weights: Tensor, groups: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import nn
 from ripple_attention.models import count_parameters
 from ripple_lab import machine
 from ripple_lab.bench import measure
-from ripple_lab.bench.models import ModelCost, multiply_adds
+from ripple_lab.bench.cost import ModelCost, multiply_adds
 from ripple_lab.detection.encoder import ATTENTIONS, Encoder
 from ripple_lab.detection.model import FAMILIES, create_detector
 from ripple_lab.detection.positions import padding_mask, sine_positions

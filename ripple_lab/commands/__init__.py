@@ -124,8 +124,8 @@ def models(
     Example: ripple models --only patch2_32
     """
     from ripple_attention.models import MODELS
+    from ripple_lab.bench.cost import model_cost
     from ripple_lab.bench.detection import detector_cost
-    from ripple_lab.bench.models import model_cost
     from ripple_lab.detection.model import DETECTORS
     from ripple_lab.paper import DETECTORS as PAPERS_DETECTORS
     from ripple_lab.paper import PARAMETERS

@@ -25,7 +25,7 @@ def count(recipe: Any) -> Row:
 
     from ripple_attention.feature_maps import FEATURE_MAPS
     from ripple_attention.modules import LinearAttention
-    from ripple_lab.bench.models import multiply_adds
+    from ripple_lab.bench.cost import multiply_adds
 
     with torch.device("meta"):
         gflops = None

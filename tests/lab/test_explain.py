@@ -23,7 +23,7 @@ from ripple_attention import (
     record_spatial_weights,
 )
 from ripple_attention.models.vit import ATTENTIONS, GridVisionTransformer
-from ripple_lab.commands import inspection as looking
+from ripple_lab.commands import inspection
 from ripple_lab.data.digits import load_digits_images
 from ripple_lab.inspection.analyze import (
     draw_divergence,
@@ -354,7 +354,7 @@ def test_models_without_ripples_have_no_profile():
 
 def command(*words):
     app = typer.Typer()
-    for function in (looking.explain, looking.analyze):
+    for function in (inspection.explain, inspection.analyze):
         app.command()(function)
     return CliRunner().invoke(app, [str(word) for word in words])
 

@@ -337,7 +337,7 @@ def test_unknown_attention_names_the_known():
 
 
 def test_multiply_adds_are_those_of_the_parts():
-    from ripple_lab.bench.models import multiply_adds
+    from ripple_lab.bench.cost import multiply_adds
 
     model = create("deit_la_tiny_patch2_32", depth=1)
     tokens, width, heads, head = 256, 192, 6, 32
