@@ -1,4 +1,4 @@
-r"""Ways to turn SAM 2's global blocks into ripples, each aligned and measured.
+"""Ways to turn SAM 2's global blocks into ripples, each aligned and measured.
 
     python benchmarks/sam2_align.py SAM2 PETS --device cuda
     python benchmarks/sam2_align.py SAM2 PETS --device cuda --only r8-far --side 2048 --more 50
@@ -7,20 +7,6 @@ SAM2 and PETS are folders as in sam2.py. The first command aligns every variant 
 and measures it on PETS/val. The second one measures aligned variants at another size, once as they
 are and once after 50 more steps there. Rows are added to a CSV as they come. With --seconds, a
 command stops in time; the same one goes on from what lies in the folder --work.
-
-On a GPU machine that takes 64 MiB a call and gives 16 MiB a file back, carry the encoder with one
-call and the rest with the next one (`runs/` is ignored by git; PYTHONPATH=. where the package is
-not installed):
-
-    mkdir -p runs/trunk runs/sam2 && cp SAM2/trunk.safetensors runs/trunk
-    cp -r SAM2/neck.safetensors SAM2/mask_decoder.onnx PETS/train PETS/val runs/sam2
-    # call 1 carries runs/trunk
-    cp runs/trunk/trunk.safetensors /tmp && python benchmarks/sam2_speed.py \
-        --weights /tmp/trunk.safetensors --seconds 400 --results $OUT/sam2-speed.csv
-    # call 2, while the machine is warm, carries runs/sam2
-    cp /tmp/trunk.safetensors runs/sam2 && python benchmarks/sam2_align.py runs/sam2 runs/sam2 \
-        --device cuda --keep-lessons --seconds 540 --work runs/aligned --results $OUT/align.csv
-    cp $OUT/align.csv runs/aligned; tar c runs/aligned | split -b 15m - $OUT/aligned.tar.
 """
 
 import argparse
