@@ -157,9 +157,9 @@ def _far_sums(
     for n in range(len(plan.boxes)):
         box = torch.zeros_like(values)
         plan.read(n, keys, values, states, Reader(queries, box))
-        box *= _step(alpha, plan, n)
-        sums += box
-        magnitude += box[..., -1:].abs()
+        step = _step(alpha, plan, n)
+        sums.addcmul_(step, box)
+        magnitude += (step * box[..., -1:]).abs()
     return [sums, magnitude]
 
 

@@ -9,6 +9,16 @@ from ripple_lab.results import Row, committed_results
 GPU_OPERATORS = ("op-nvidia-h200-bfloat16-batch-64.csv", "op-nvidia-h200-bfloat16.csv")
 GPU_MODELS = "model-nvidia-h200-bfloat16.csv"
 CPU_OPERATORS = "op-amd-epyc-2-threads-float32.csv"
+CPU_WIDE = (
+    "op-logarithmic-amd-epyc-2-threads-float32.csv",
+    "op-logarithmic-64-channels-amd-epyc-2-threads-float32.csv",
+)
+WIDE = {
+    "shared tiles": "ripple tile sums",
+    "the paper's tables": "ripple table",
+    "softmax (SDPA)": "softmax SDPA",
+    "ripple, R_max 4": "ripple, thin rings",
+}
 OPERATORS = {
     "ripple": "ripple tiled triton",
     "softmax (SDPA)": "softmax SDPA",
@@ -111,6 +121,19 @@ def performance_cpu() -> str:
     systems = {name: system for name, system in OPERATORS.items() if "floor" not in system}
     systems["ripple"] = "ripple tiled"
     return with_sources(by_tokens(rows_of(CPU_OPERATORS), systems), CPU_OPERATORS)
+
+
+@block("performance-cpu-wide")
+def performance_cpu_wide() -> str:
+    """Logarithmic rings on a CPU, milliseconds, by the channels of a head."""
+    lines = []
+    for name in CPU_WIDE:
+        rows = rows_of(name)
+        for step in dict.fromkeys(row["pass"] for row in rows):
+            times = {row["system"]: row["median_ms"] for row in rows if row["pass"] == step}
+            cells = [short(times[system]) for system in WIDE.values()]
+            lines.append([str(rows[0]["head_dim"]), step.replace("+", " and "), *cells])
+    return with_sources(markdown_table(["channels", "pass", *WIDE], lines, words=2), *CPU_WIDE)
 
 
 @block("training-stability")
