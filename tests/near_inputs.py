@@ -23,8 +23,9 @@ CASES = {  # a partition, and up to which radius tokens weigh by softmax
     "wide": (Partition((9,)), None),
     "coarse rings": (foveal(2, tile=4, rings=2), None),
 }
-WAYS = [(name, case) for case in CASES for name in ("naive", "tiled", "table", "tile_sums")]
-WAYS = [x for x in WAYS if x not in (("tiled", "coarse rings"), ("table", "coarse rings"))]
+BY_BOXES = ("naive", "tiled", "table")
+WAYS = [(name, case) for case in CASES if case != "coarse rings" for name in BY_BOXES]
+WAYS += [("naive", "coarse rings"), ("tile_sums", "coarse rings"), ("tile_sums", "doubling rings")]
 NAMES = ("q", "k", "phi_q", "phi_k", "v", "weights", "far_scale", "prefix_k", "prefix_v")
 
 

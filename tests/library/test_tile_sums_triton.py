@@ -39,7 +39,7 @@ CASES = [  # grid, partition, M, E, mask, eps, heads
 ]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])  # bfloat16: on GPUs
 @pytest.mark.parametrize("case", range(len(CASES)))
 @interpreted
 def test_shared_sums_are_as_precise_as_tile_sums(case, dtype):
