@@ -12,11 +12,11 @@ All sums are sums of what they hold: no prefix sums, no differences. Tensors are
 (H, P, W, C) with P images and heads, and H and W whole tiles.
 """
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -153,44 +153,59 @@ def _add_rows(
 
 
 def _add_corners(a: Tensor, b: Tensor, readers: Sequence[Reader], radius: int, tile: int) -> None:
-    """Has queries meet the keys in the corners of their box, where it cuts rows and columns."""
+    """Has queries meet the keys in the corners of their box, where it cuts rows and columns.
+
+    Half the rows of a tile's queries at a time meet those keys that one of them sees.
+    """
     H, P, W, _ = a.shape
     whole, more = divmod(radius + 1, tile)
     size, across = tile - 1 + more, W // tile  # a corner has at most size × size keys
-    cells_a, cells_b = (F.pad(x.transpose(0, 1).flatten(1, 2), (0, 0, 0, 1)) for x in (a, b))
-    index = torch.arange(max(tile, size), device=a.device)
-    inner, offsets = index[:tile, None], index[:size]
+    height = tile // 2 if tile % 2 == 0 else tile
+    index = torch.arange(max(H, P, W, size), device=a.device)
+    lines = (index[:H, None] * P + index[:P]).mT * W  # (P, H), where rows begin
+    all_keys, all_values = a.flatten(0, 2), b.flatten(0, 2)
     for top in range(0, H, tile):
         ends = (top - radius, top + whole * tile)
-        rows = torch.cat([
-            torch.arange(min(max(0, end), H), min(max(0, end + size), H), device=a.device)
-            for end in ends
-        ])  # fmt: skip
-        row_seen = (top + inner - rows).abs() <= radius  # (T, rows)
-        if len(rows) == 0:
+        runs = [range(max(0, end), max(0, min(end + size, H))) for end in ends]
+        cut = [row for run in runs for row in run]
+        if not cut:
             continue
+        rows = torch.cat([index[run.start : run.stop] for run in runs])
+        bands = []  # of a tile's rows: which rows of keys they meet, and which of them each sees
+        for first in range(top, top + tile, height):
+            last = first + height
+            met = slice(bisect_left(cut, first - radius), bisect_left(cut, last + radius))
+            seen = (index[first:last, None] - rows[met]).abs() <= radius
+            bands.append((met, seen[:, None, :, None]))
+        here = slice(top, top + tile)
+        queries = [_to_bands(x[here], height, tile) for x, _, _ in readers]
+        sums = [_to_bands(total[here], height, tile).zero_() for _, total, _ in readers]
         for first, last, start in ((whole, across, -radius), (0, across - whole, whole * tile)):
             if first >= last:
                 continue
-            column_seen = (inner - start - offsets).abs() <= radius  # (T, size)
-            seen = row_seen[:, None, :, None] & column_seen[None, :, None, :]
-            seen = seen.flatten(2, 3).flatten(0, 1).to(a.dtype)  # (T·T, rows·size)
-            tiles = torch.arange(first, last, device=a.device)[:, None] * tile
-            columns = tiles + start + offsets  # (tiles, size)
-            cells = (rows[:, None] * W + columns[:, None]).masked_fill(
-                ((columns < 0) | (columns >= W))[:, None], H * W
-            )
-            shape = (P * (last - first), len(rows) * size, -1)
-            keys, values = (
-                x.index_select(1, cells.flatten()).view(shape) for x in (cells_a, cells_b)
-            )
-            for x, total, flip in readers:
-                left, right = (values, keys) if flip else (keys, values)
-                queries, sums = (
-                    y[top : top + tile].unflatten(2, (across, tile))[:, :, first:last]
-                    for y in (x, total)
-                )  # (T, P, tiles, T, C)
-                queries = queries.permute(1, 2, 0, 3, 4).flatten(2, 3).flatten(0, 1)
-                read = torch.bmm(torch.bmm(queries, left.mT).mul_(seen), right)
-                read = read.view(P, last - first, tile, tile, -1)
-                sums.add_(read.permute(2, 0, 1, 3, 4))
+            columns = index[first:last, None] * tile + start + index[:size]  # (tiles, size)
+            cells = lines[:, rows, None] + columns.clamp(0, W - 1)[:, None, None]
+            keys, values = (x.index_select(0, cells.flatten()) for x in (all_keys, all_values))
+            if more > 1:  # a corner may leave the grid at its side
+                outside = (columns < 0) | (columns >= W)
+                outside = outside[:, None, None].expand(cells.shape).flatten()[:, None]
+                keys, values = keys.masked_fill_(outside, 0), values.masked_fill_(outside, 0)
+            keys, values = (x.view(-1, len(rows) * size, x.shape[-1]) for x in (keys, values))
+            column_seen = (index[:tile, None] - start - index[:size]).abs() <= radius
+            tiles = slice(first * P, last * P)
+            for band, (met, row_seen) in enumerate(bands):
+                seen = (row_seen & column_seen[:, None]).flatten(2, 3).flatten(0, 1).to(a.dtype)
+                near = slice(met.start * size, met.stop * size)
+                for reader, x, total in zip(readers, queries, sums, strict=True):
+                    left, right = (values, keys) if reader.flip else (keys, values)
+                    pairs = torch.bmm(x[band, tiles], left[:, near].mT).mul_(seen)
+                    total[band, tiles].baddbmm_(pairs, right[:, near])
+        for (_, total, _), part in zip(readers, sums, strict=True):
+            part = part.view(tile // height, across, P, height, tile, -1).permute(0, 3, 2, 1, 4, 5)
+            total[here].add_(part.flatten(0, 1).flatten(2, 3))
+
+
+def _to_bands(x: Tensor, height: int, tile: int) -> Tensor:
+    """(T, P, W, C) → (bands, tiles·P, height·T, C), a new tensor: a few rows of each tile."""
+    x = x.unflatten(2, (-1, tile)).unflatten(0, (-1, height)).permute(0, 3, 2, 1, 4, 5)
+    return x.clone(memory_format=torch.contiguous_format).flatten(1, 2).flatten(2, 3)

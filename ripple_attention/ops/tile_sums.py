@@ -21,7 +21,7 @@ from ripple_attention.partition import Partition
 TILE = 8
 
 # Numbers in the states of one row of tiles, and in what else is large at a time.
-NUMBERS_ON_CPU = 2**20
+NUMBERS_ON_CPU = 2**22
 NUMBERS_ELSEWHERE = 2**27
 
 
@@ -154,12 +154,12 @@ def _far_sums(
         whole = torch.einsum("hpwm,pme->hpwe", queries, states.sum((0, 2)))
         sums.addcmul_(alpha[..., plan.rest, None], whole)
     magnitude = sums[..., -1:].abs()
+    scaled = torch.empty_like(queries)
     for n in range(len(plan.boxes)):
-        box = torch.zeros_like(values)
-        plan.read(n, keys, values, states, Reader(queries, box))
-        step = _step(alpha, plan, n)
-        sums.addcmul_(step, box)
-        magnitude += (step * box[..., -1:]).abs()
+        before = sums[..., -1:].clone()
+        torch.mul(queries, _step(alpha, plan, n), out=scaled)
+        plan.read(n, keys, values, states, Reader(scaled, sums))
+        magnitude += (sums[..., -1:] - before).abs_()
     return [sums, magnitude]
 
 
@@ -258,7 +258,9 @@ def _rows_first(x: Tensor, tile: int) -> Tensor:
     """(B, H, W, N, C) → (H, B·N, W, C), H and W filled up with zeros to whole tiles."""
     _, H, W, _, _ = x.shape
     x = x.to(accumulation_dtype(x)).permute(1, 0, 3, 2, 4).flatten(1, 2)
-    return F.pad(x, (0, 0, 0, -W % tile, 0, 0, 0, -H % tile)).contiguous()
+    if H % tile or W % tile:
+        x = F.pad(x, (0, 0, 0, -W % tile, 0, 0, 0, -H % tile))
+    return x.contiguous()
 
 
 def _heads_last(x: Tensor, B: int, H: int, W: int, N: int) -> Tensor:
