@@ -82,7 +82,7 @@ class Windows(RippleHeads):
 
     def __init__(self, size: int):
         nn.Module.__init__(self)
-        self.size = size
+        self.size, self.num_heads, self.head_dim = size, HEADS, WIDTH
 
     def forward(
         self,

@@ -341,7 +341,7 @@ class LinearAttention(FeatureHeads, GridAttention):
             return self.attend(q, k, v, key_padding_mask)
         if qkv is None:
             qkv = torch.stack([q, k, v], 3)
-        observe(self.feature_map, qkv[:, :, :, 0], qkv[:, :, :, 1])
+        observe(self.feature_map, q, k)
         return self._attend_fused(qkv, key_padding_mask, features, weights)
 
     @replaces(attend)

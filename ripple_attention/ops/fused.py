@@ -7,11 +7,7 @@ import torch
 from torch import Tensor
 
 from ripple_attention.fusion import FeatureSpec, WeightSpec
-from ripple_attention.ops.library import (
-    in_full_precision,
-    lazy_import,
-    refuse_second_derivatives,
-)
+from ripple_attention.ops.library import Operator, lazy_import
 from ripple_attention.ops.tiling import far_sums_like
 
 MAP = "Tensor? w1, Tensor? matrix, Tensor? bias"
@@ -46,11 +42,11 @@ def _register(
     def result(count: int) -> str:
         return "Tensor" if count == 1 else "(" + ", ".join(["Tensor"] * count) + ")"
 
-    forward = torch.library.custom_op(
-        f"ripple_attention::{name}",
-        in_full_precision(lazy_import("layer", f"{name}_forward")),
-        mutates_args=(),
-        schema=f"({inputs}, {options}) -> {result(len(names))}",
+    forward = Operator(
+        name,
+        f"({inputs}, {options}) -> {result(len(names))}",
+        lazy_import("layer", f"{name}_forward"),
+        fake,
     )
     # A gradient that nobody can ask for is an empty tensor: operators have no optional outputs.
     has_mask = "Tensor? mask" in inputs
@@ -60,20 +56,18 @@ def _register(
     def run(*args: Any) -> tuple[Tensor, ...]:
         return tuple(args[0].new_empty(0) if x is None else x for x in run_backward(*args))
 
-    upstream = [f"Tensor grad_{x}" for x in names[:results]]
-    backward = torch.library.custom_op(
-        f"ripple_attention::{name}_backward",
-        in_full_precision(run),
-        mutates_args=(),
-        schema=f"({', '.join([*upstream, *kept, inputs, options])}) -> {result(with_gradient)}",
-    )
-    forward.register_fake(fake)
-
-    @backward.register_fake
-    def _(*args: Any) -> Any:
+    def fake_gradients(*args: Any) -> Any:
         given = args[results + len(kept) :][:tensors]
         like = [x for i, x in enumerate(given) if not (has_mask and i == 1)]
         return tuple(args[0].new_empty(0) if x is None else x.new_empty(x.shape) for x in like)
+
+    upstream = [f"Tensor grad_{x}" for x in names[:results]]
+    backward = Operator(
+        f"{name}_backward",
+        f"({', '.join([*upstream, *kept, inputs, options])}) -> {result(with_gradient)}",
+        run,
+        fake_gradients,
+    )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         outputs = (output,) if isinstance(output, Tensor) else output
@@ -89,9 +83,9 @@ def _register(
         found = (None if x is None else g for x, g in zip(given, gradients, strict=True))
         return *found, *(None for _ in ctx.options)
 
-    forward.register_autograd(differentiate, setup_context=setup_context)
+    forward.register_autograd(differentiate, setup_context, results)
     remedy = "use implementation='naive' of a ripple layer, or set fuse = False of a linear one"
-    refuse_second_derivatives(backward, "a layer by fused kernels", remedy)
+    backward.refuse_derivatives("a layer by fused kernels", remedy)
     return forward
 
 

@@ -1,4 +1,8 @@
-"""Registration with `torch.library`: compiled code, fake tensors and autograd see one operator."""
+"""Operators of `torch.library`: compiled code, fake tensors and autograd see one operator.
+
+An eager call passes `torch.library` by, which takes longer to reach a kernel than a small layer to
+compute: it runs the same functions under an `autograd.Function`.
+"""
 
 from collections.abc import Callable
 from functools import wraps
@@ -6,12 +10,97 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch._C._functorch import peek_interpreter_stack
 
 from ripple_attention.ops.common import accumulation_dtype, safe_divide, without_autocast
 
 Forward = Callable[..., tuple[Tensor, ...]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
+
+
+class Operator:
+    """`ripple_attention::{name}`: a function of tensors, and then of what is not a tensor.
+
+    Args:
+        name: Of the operator.
+        schema: What it takes and returns, as torch.library writes it.
+        body: The function. It runs without autocast, and returns no views of what it takes.
+        fake: The same without values.
+    """
+
+    def __init__(
+        self, name: str, schema: str, body: Callable[..., Any], fake: Callable[..., Any]
+    ) -> None:
+        self.body = in_full_precision(body)
+        self.registered: Any = torch.library.custom_op(
+            f"ripple_attention::{name}", self.body, mutates_args=(), schema=schema
+        )
+        self.registered.register_fake(fake)
+        self.function: Any = None
+
+    def register_autograd(
+        self,
+        differentiate: Callable[..., Any],
+        setup_context: Callable[..., None],
+        results: int = 1,
+    ) -> None:
+        """Says how the first `results` outputs are differentiated; others have no gradients."""
+        self.registered.register_autograd(differentiate, setup_context=setup_context)
+        body = self.body
+
+        class Function(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx: Any, *inputs: Any) -> Any:
+                output = body(*inputs)
+                setup_context(ctx, inputs, output)
+                if isinstance(output, tuple):
+                    ctx.mark_non_differentiable(*output[results:])
+                    ctx.set_materialize_grads(results > 1)  # else zeros are made, for nothing
+                return output
+
+            @staticmethod
+            def backward(ctx: Any, *grads: Any) -> Any:
+                if grads[0] is None:
+                    return (None,) * len(ctx.needs_input_grad)
+                return differentiate(ctx, *grads)
+
+        self.function = Function
+
+    def refuse_derivatives(self, what: str, remedy: str) -> None:
+        """Has a gradient's own gradient answered with what can be done instead."""
+
+        def refuse(*_: Any) -> Any:
+            raise NotImplementedError(
+                f"{what} has first derivatives only; for gradients of gradients {remedy}"
+            )
+
+        self.registered.register_autograd(refuse)
+
+    def __call__(self, *inputs: Any) -> Any:
+        if is_watched(*inputs):
+            return self.registered(*inputs)
+        if not (torch.is_grad_enabled() and requires_gradient(*inputs)):
+            return self.body(*inputs)
+        return (self.registered if self.function is None else self.function.apply)(*inputs)
+
+
+def is_watched(*inputs: Any) -> bool:
+    """Whether something sees operators: a compiler, a mode, a profiler, or a tensor's class."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return True
+    if torch.autograd._profiler_enabled() or peek_interpreter_stack() is not None:
+        return True
+    for x in inputs:  # plain loops: every call of a layer runs them
+        if isinstance(x, Tensor) and (type(x) not in (Tensor, nn.Parameter) or x.is_meta):
+            return True
+    return False
+
+
+def requires_gradient(*inputs: Any) -> bool:
+    return any(isinstance(x, Tensor) and x.requires_grad for x in inputs)
 
 
 def register(
@@ -37,22 +126,8 @@ def register(
         `shared` is the same with one share more, see `register_shared`.
     """
     inputs, third = "Tensor q, Tensor k, Tensor v, Tensor spatial_weights", extra_output is not None
-    forward_op = torch.library.custom_op(
-        f"ripple_attention::{name}",
-        in_full_precision(forward),
-        mutates_args=(),
-        schema=f"({inputs}, int[] radii, float eps) -> (Tensor, Tensor{', Tensor' * third})",
-    )
-    backward_op = torch.library.custom_op(
-        f"ripple_attention::{name}_backward",
-        in_full_precision(_row_major(backward)),
-        mutates_args=(),
-        schema=f"(Tensor grad, {inputs}, Tensor out, Tensor denominator"
-        f"{', Tensor extra' * third}, int[] radii) -> (Tensor, Tensor, Tensor, Tensor)",
-    )
 
-    @forward_op.register_fake
-    def _(
+    def fake(
         q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, radii: list[int], *_: Any
     ) -> Any:
         results = v.new_empty(v.shape), v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v))
@@ -60,9 +135,19 @@ def register(
             return results
         return *results, extra_output(v, q.shape[-1], radii)
 
-    @backward_op.register_fake
-    def _(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, spatial_weights: Tensor, *_: Any) -> Any:
-        return tuple(x.new_empty(x.shape) for x in (q, k, v, spatial_weights))
+    forward_op = Operator(
+        name,
+        f"({inputs}, int[] radii, float eps) -> (Tensor, Tensor{', Tensor' * third})",
+        forward,
+        fake,
+    )
+    backward_op = Operator(
+        f"{name}_backward",
+        f"(Tensor grad, {inputs}, Tensor out, Tensor denominator{', Tensor extra' * third}, "
+        "int[] radii) -> (Tensor, Tensor, Tensor, Tensor)",
+        _row_major(backward),
+        lambda grad, *given: tuple(x.new_empty(x.shape) for x in given[:4]),
+    )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.radii, _ = inputs
@@ -71,8 +156,8 @@ def register(
     def differentiate(ctx: Any, grad: Tensor, *_: Tensor | None) -> tuple[Tensor | None, ...]:
         return *backward_op(grad, *ctx.saved_tensors, ctx.radii), None, None
 
-    forward_op.register_autograd(differentiate, setup_context=setup_context)
-    refuse_second_derivatives(backward_op, f"implementation={name!r}", "use implementation='naive'")
+    forward_op.register_autograd(differentiate, setup_context)
+    backward_op.refuse_derivatives(f"implementation={name!r}", "use implementation='naive'")
 
     def operator(*args: Any) -> Tensor:
         return forward_op(*args)[0]
@@ -81,19 +166,15 @@ def register(
     operator.shared = shared  # type: ignore[attr-defined]
     if inference is None:
         return operator
-    inference_op = torch.library.custom_op(
-        f"ripple_attention::{name}_inference",
-        in_full_precision(inference),
-        mutates_args=(),
-        schema=f"({inputs}, int[] radii, float eps) -> Tensor",
+    inference_op = Operator(
+        f"{name}_inference",
+        f"({inputs}, int[] radii, float eps) -> Tensor",
+        inference,
+        lambda q, k, v, *_: v.new_empty(v.shape),
     )
 
-    @inference_op.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Tensor:
-        return v.new_empty(v.shape)
-
     def either(*args: Any) -> Tensor:
-        learns = torch.is_grad_enabled() and any(x.requires_grad for x in args[:4])
+        learns = torch.is_grad_enabled() and requires_gradient(*args)
         return operator(*args) if learns else inference_op(*args)
 
     either.shared = shared  # type: ignore[attr-defined]
@@ -103,7 +184,7 @@ def register(
 def register_shared(
     name: str,
     forward: Forward,
-    backward_op: Any,
+    backward_op: Operator,
     extra_output: Callable[[Tensor, int, list[int]], Tensor] | None,
 ) -> Callable[..., Tensor]:
     """Makes `ripple_attention::{name}_shared`: an algorithm whose mean has one share more.
@@ -127,21 +208,20 @@ def register_shared(
         out = safe_divide(sums, denominator.unsqueeze(-1)).to(v.dtype)
         return out, denominator, denominator.masked_fill(own_total == 0, 0), *extra
 
-    op = torch.library.custom_op(
-        f"ripple_attention::{name}_shared",
-        in_full_precision(run),
-        mutates_args=(),
-        schema=f"({inputs}, Tensor numerator, Tensor total, int[] radii, float eps) -> "
-        f"(Tensor, Tensor, Tensor{', Tensor' * third})",
-    )
-
-    @op.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *more: Any) -> Any:
+    def fake(q: Tensor, k: Tensor, v: Tensor, weights: Tensor, *more: Any) -> Any:
         total = (v.new_empty(v.shape[:-1], dtype=accumulation_dtype(v)) for _ in range(2))
         results = v.new_empty(v.shape), *total
         return (
             results if extra_output is None else (*results, extra_output(v, q.shape[-1], more[2]))
         )
+
+    op = Operator(
+        f"{name}_shared",
+        f"({inputs}, Tensor numerator, Tensor total, int[] radii, float eps) -> "
+        f"(Tensor, Tensor, Tensor{', Tensor' * third})",
+        run,
+        fake,
+    )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         q, k, v, weights, _, _, ctx.radii, _ = inputs
@@ -154,19 +234,8 @@ def register_shared(
         grad_total = -(grad_numerator * out).sum(-1)
         return *grads, grad_numerator, grad_total, None, None
 
-    op.register_autograd(differentiate, setup_context=setup_context)
+    op.register_autograd(differentiate, setup_context)
     return lambda *args: op(*args)[0]
-
-
-def refuse_second_derivatives(backward_op: Any, what: str, remedy: str) -> None:
-    """Has a gradient's own gradient answered with what can be done instead."""
-
-    def refuse(*_: Any) -> Any:
-        raise NotImplementedError(
-            f"{what} has first derivatives only; for gradients of gradients {remedy}"
-        )
-
-    backward_op.register_autograd(refuse)
 
 
 def _row_major(backward: Backward) -> Backward:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ripple_attention.ops.common import accumulation_dtype, heads_first, parts, safe_divide
 from ripple_attention.ops.export import by_head, gather, pair_weights, tile_grid, to_grid
-from ripple_attention.ops.library import in_full_precision, refuse_second_derivatives
+from ripple_attention.ops.library import Operator
 from ripple_attention.ops.tiled import _plan, _sum_by_group, _with_groups
 from ripple_attention.partition import Partition
 
@@ -224,28 +224,19 @@ def register_window(
     """Makes the operators `ripple_attention::{name}` and `…_backward` of a window's two passes."""
     inputs = "Tensor q, Tensor k, Tensor v, Tensor weights, Tensor? mask"
     options = "int[] radii, float scale"
-    forward_op = torch.library.custom_op(
-        f"ripple_attention::{name}",
-        in_full_precision(forward),
-        mutates_args=(),
-        schema=f"({inputs}, {options}) -> (Tensor, Tensor)",
-    )
-    backward_op = torch.library.custom_op(
-        f"ripple_attention::{name}_backward",
-        in_full_precision(backward),
-        mutates_args=(),
-        schema=f"(Tensor grad, Tensor grad_log, {inputs}, Tensor out, Tensor log_sum, {options}) "
-        "-> (Tensor, Tensor, Tensor, Tensor)",
-    )
 
-    @forward_op.register_fake
-    def _(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
+    def fake(q: Tensor, k: Tensor, v: Tensor, *_: Any) -> Any:
         dtype = accumulation_dtype(v)
         return v.new_empty(v.shape, dtype=dtype), v.new_empty(v.shape[:-1], dtype=dtype)
 
-    @backward_op.register_fake
-    def _(grad: Tensor, grad_log: Tensor, *given: Any) -> Any:
-        return tuple(x.new_empty(x.shape) for x in given[:4])
+    forward_op = Operator(name, f"({inputs}, {options}) -> (Tensor, Tensor)", forward, fake)
+    backward_op = Operator(
+        f"{name}_backward",
+        f"(Tensor grad, Tensor grad_log, {inputs}, Tensor out, Tensor log_sum, {options}) "
+        "-> (Tensor, Tensor, Tensor, Tensor)",
+        backward,
+        lambda grad, grad_log, *given: tuple(x.new_empty(x.shape) for x in given[:4]),
+    )
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
         *tensors, ctx.radii, ctx.scale = inputs
@@ -255,9 +246,8 @@ def register_window(
         grads = backward_op(grad, grad_log, *ctx.saved_tensors, ctx.radii, ctx.scale)
         return *grads, None, None, None
 
-    forward_op.register_autograd(differentiate, setup_context=setup_context)
-    remedy = "use implementation='naive'"
-    refuse_second_derivatives(backward_op, 'near="softmax"', remedy)
+    forward_op.register_autograd(differentiate, setup_context, results=2)
+    backward_op.refuse_derivatives('near="softmax"', "use implementation='naive'")
     return forward_op
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch.func import functional_call
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from inputs import gradient_layouts, gradients, make_inputs, relative_error
 from ripple_attention import (
@@ -151,6 +152,44 @@ def test_opcheck(implementation, dtype, eps):
     for q, k in (inputs[:2], strided):
         tensors = tuple(x.detach().requires_grad_() for x in (q, k, *inputs[2:]))
         torch.library.opcheck(operator, (*tensors, list(PARTITION.radii), eps))
+
+
+class Watch(TorchDispatchMode):
+    """Notes the operators of this package that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.seen.add(function.name())
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("near", ["features", "softmax"])
+@pytest.mark.parametrize("implementation", FAST)
+def test_eager_calls_pass_operators_by_and_compute_the_same(implementation, near):
+    layer = RippleAttention(8, num_heads=2, near=near, implementation=implementation)
+    x = torch.randn(2, 9, 12, 8, requires_grad=True)
+    leaves = (x, *layer.parameters())
+
+    def run():
+        out = layer(x)
+        return out, *torch.autograd.grad(out.square().sum(), leaves)
+
+    plain, watch = run(), Watch()
+    with watch:
+        watched = run()
+    with torch.profiler.profile() as profiler:
+        run()
+    profiled = {event.name for event in profiler.events()}
+    kind = implementation if near == "features" else f"{implementation}_shared"
+    names = {f"ripple_attention::{name}" for name in (kind, f"{implementation}_backward")}
+    assert names <= watch.seen and names <= profiled
+    for ours, theirs in zip(plain, watched, strict=True):
+        assert torch.equal(ours, theirs)
+    with torch.no_grad():
+        assert torch.equal(layer(x), plain[0])
 
 
 @pytest.mark.parametrize("implementation", FAST)
