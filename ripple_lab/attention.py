@@ -14,8 +14,12 @@ class AttentionSpec:
 
     max_distance: int | None = None
     """R_max: tokens at this distance and beyond are one group."""
-    partition: Literal["chebyshev", "logarithmic", "dense"] | None = None
+    partition: Literal["chebyshev", "logarithmic", "foveal", "dense"] | None = None
     """How rings grow with distance; "dense" is for classifiers, whose grid has one size."""
+    tile: int | None = None
+    """Rows and columns of the tiles of foveal rings."""
+    near: Literal["features", "softmax"] | None = None
+    """How tokens inside the rings are weighed."""
     weights: Literal["stick-breaking", "fixed", "softmax", "truncated"] | None = None
     """Kind of spatial weights."""
     balanced: bool | None = None
@@ -36,7 +40,7 @@ class AttentionSpec:
     """Algorithm of ripple attention."""
 
     def __post_init__(self) -> None:
-        given = {name: getattr(self, name) for name in ("max_distance", "num_features")}
+        given = {name: getattr(self, name) for name in ("max_distance", "num_features", "tile")}
         given = {name: value for name, value in given.items() if value is not None}
         at_least(1, **given)
         at_most(LARGEST, **given)

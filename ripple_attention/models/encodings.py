@@ -1,4 +1,4 @@
-"""Linear attention with position encodings: rotary, permuted and stochastic."""
+"""Linear attention with position encodings, rotary, permuted and stochastic; rotary ripples."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ripple_attention.feature_maps import create_feature_map
 from ripple_attention.functional import check_eps, linear_attention
-from ripple_attention.modules import GridAttention, LinearAttention
+from ripple_attention.modules import GridAttention, LinearAttention, RippleAttention
 from ripple_attention.operands import check_mask, in_autocast_type
 from ripple_attention.ops.common import (
     accumulation_dtype,
@@ -50,6 +50,12 @@ def rotate(x: Tensor, base: float = 100.0) -> Tensor:
         return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(-3).to(x.dtype)
 
 
+def _check_base(base: float) -> float:
+    if not base > 0:
+        raise ValueError(f"base must be positive; got {base=}. Grids of tokens suit 100.")
+    return base
+
+
 class RotaryLinearAttention(LinearAttention):
     """Linear attention with axial rotary positions (Su et al., 2021) on the features.
 
@@ -72,9 +78,7 @@ class RotaryLinearAttention(LinearAttention):
                 "rotary positions turn pairs of channels in each of two halves: 4 must divide the "
                 f"number of features; got {self.feature_map.num_features}. Set num_features."
             )
-        if not base > 0:
-            raise ValueError(f"base must be positive; got {base=}. Grids of tokens suit 100.")
-        self.base = base
+        self.base = _check_base(base)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
         phi_q, phi_k, v = in_autocast_type(*self.feature_map(q, k), v)
@@ -87,6 +91,46 @@ class RotaryLinearAttention(LinearAttention):
             numerator = torch.einsum("bhwnm,bnme->bhwne", rotate(queries, self.base), state)
             denominator = torch.einsum("bhwnm,bnm->bhwn", queries, keys.sum((1, 2)))
             return safe_divide(numerator, denominator.unsqueeze(-1) + self.eps).to(v.dtype)
+
+
+class RotaryRippleAttention(RippleAttention):
+    """Ripple attention whose queries and keys are rotated by their positions.
+
+    With near="softmax" the score of two near tokens depends on their offset alone. Features are
+    made of rotated queries and keys. Prefix tokens have no position and stay as they are.
+
+    Args:
+        base: As in `rotate`.
+        dim, num_heads, options: As in `RippleAttention`; 4 must divide the width of a head.
+    """
+
+    def __init__(self, dim: int, num_heads: int = 6, *, base: float = 100.0, **options: Any):
+        super().__init__(dim, num_heads, **options)
+        if self.head_dim % 4:
+            raise ValueError(
+                "rotary positions turn pairs of channels in each of two halves: 4 must divide the "
+                f"width of a head; got {self.head_dim}. Choose dim and num_heads so."
+            )
+        self.base = _check_base(base)
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor, key_padding_mask: Tensor | None) -> Tensor:
+        q, k = (rotate(x, self.base) for x in (q, k))
+        return super().attend(q, k, v, key_padding_mask)
+
+    def attend_tokens(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        grid_size: tuple[int, int],
+        key_padding_mask: Tensor | None,
+    ) -> Tensor:
+        P = self.num_prefix_tokens
+        if P:  # else `attend` is called
+            turned = (rotate(x[:, P:].unflatten(1, grid_size), self.base) for x in (q, k))
+            pairs = zip((q, k), turned, strict=True)
+            q, k = (torch.cat([x[:, :P], y.flatten(1, 2)], 1) for x, y in pairs)
+        return super().attend_tokens(q, k, v, grid_size, key_padding_mask)
 
 
 class PermutedLinearAttention(LinearAttention):

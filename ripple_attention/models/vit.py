@@ -15,6 +15,7 @@ from ripple_attention.models.encodings import (
     ConvSPELinearAttention,
     PermutedLinearAttention,
     RotaryLinearAttention,
+    RotaryRippleAttention,
     SineSPELinearAttention,
 )
 from ripple_attention.models.gated import GatedPositionalAttention
@@ -31,6 +32,7 @@ from ripple_attention.partition import dense
 RIPPLE_OPTIONS = (
     "max_distance",
     "partition",
+    "tile",
     "weights",
     "balanced",
     "halt_threshold",
@@ -167,8 +169,9 @@ class GridVisionTransformer(VisionTransformer):
             place on a grid, so tokens come in a row. Of the layers that need a grid, only ripple
             attention takes it.
         reg_tokens: How many register tokens there are. They have no place on a grid either.
+        rotary: Whether ripple attention turns queries and keys by their positions.
         partition: As in `RippleAttention`, or "dense": a ring for every distance of `img_size`.
-        max_distance, weights, balanced, halt_threshold, tail: As in `RippleAttention`.
+        max_distance, tile, weights, balanced, halt_threshold, tail: As in `RippleAttention`.
         near, near_distance, implementation: As in `RippleAttention`.
         feature_map, num_features, feature_map_options, eps: As in `LinearAttention`.
         kwargs: As in timm's `VisionTransformer`; options that these models lack are refused.
@@ -179,6 +182,7 @@ class GridVisionTransformer(VisionTransformer):
         *,
         attention: str = "ripple",
         ripple_layers: int | None = None,
+        rotary: bool = False,
         num_heads: int = 6,
         class_token: bool = False,
         reg_tokens: int = 0,
@@ -219,6 +223,7 @@ class GridVisionTransformer(VisionTransformer):
                 f"depth {depth}; got {ripple_layers}"
             )
         taken |= {"proj_drop": kwargs.get("proj_drop_rate", 0.0), "ripple_layers": ripple_layers}
+        taken["rotary"] = rotary
         for index, block in enumerate(self.blocks):
             layer = ATTENTIONS[attention](index, {"dim": self.embed_dim, **taken})
             block.attn = layer.to(device=kwargs.get("device"), dtype=kwargs.get("dtype"))
@@ -358,7 +363,8 @@ def _options(options: dict[str, Any], *names: str) -> dict[str, Any]:
 def _ripple(index: int, options: dict[str, Any]) -> GridAttention:
     if index >= options["ripple_layers"]:
         return _linear(index, options)
-    return RippleAttention(**_options(options, *RIPPLE_OPTIONS, *FEATURE_OPTIONS))
+    kind = RotaryRippleAttention if options["rotary"] else RippleAttention
+    return kind(**_options(options, *RIPPLE_OPTIONS, *FEATURE_OPTIONS))
 
 
 def _linear(

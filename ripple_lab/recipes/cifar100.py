@@ -56,6 +56,22 @@ MODELS = {
     "deit-la-tiny4": (ModelSpec("deit_la_tiny4_patch2_32"), "Table 8, DeiT-LA of 4 layers"),
     "ripple-tiny4": (ModelSpec("ripple_tiny4_patch2_32"), "Table 8, Ripple of 4 layers"),
 }
+NEAR = replace(RIPPLE, near="softmax", ripple_layers=12)
+BEYOND = {
+    "ripple-tiny-foveal": (
+        replace(RIPPLE, partition="foveal", tile=4),
+        "Beyond the paper, foveal rings",
+    ),
+    "ripple-tiny-near": (NEAR, "Beyond the paper, near softmax in all layers"),
+    "ripple-tiny-near-foveal": (
+        replace(NEAR, partition="foveal", tile=4),
+        "Beyond the paper, near softmax and foveal rings",
+    ),
+    "ripple-tiny-near-rotary": (
+        replace(NEAR, rotary=True),
+        "Beyond the paper, near softmax and rotary positions",
+    ),
+}
 WITHOUT_POSITIONS = {
     f"{name}-no-ape": (
         replace(MODELS[name][0], position_embeddings=False),
@@ -77,8 +93,8 @@ RECIPES = {
         replace(schedule, name=f"{prefix}-{name}", model=model), shows, options
     )
     for prefix, schedule, models, options in (
-        ("cifar100", PAPER, MODELS | WITHOUT_POSITIONS, ""),
-        ("cifar100-short", SHORT, MODELS, ""),
+        ("cifar100", PAPER, MODELS | WITHOUT_POSITIONS | BEYOND, ""),
+        ("cifar100-short", SHORT, MODELS | BEYOND, ""),
         ("cifar100-20", STABILITY, STABLE, "--hardware.compile"),
     )
     for name, (model, shows) in models.items()

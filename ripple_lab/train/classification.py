@@ -35,6 +35,8 @@ class ModelSpec(AttentionSpec):
     """Side of the images in pixels."""
     ripple_layers: int | None = None
     """How many layers, from the first, ripple."""
+    rotary: bool | None = None
+    """Whether ripple attention turns queries and keys by their positions."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

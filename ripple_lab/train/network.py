@@ -30,7 +30,7 @@ def create_model(spec: ModelSpec, num_classes: int) -> nn.Module:
             f"model.name must be known to timm; got {name!r:.80}: {hint}`ripple models` lists ours"
         )
     if name in MODELS and MODELS[name]["attention"] != "ripple":
-        unused = sorted(options.keys() & {"ripple_layers", *RIPPLE_OPTIONS})
+        unused = sorted(options.keys() & {"ripple_layers", "rotary", *RIPPLE_OPTIONS})
         if unused:
             raise ValueError(f"{name} has no ripples: leave out model.{', model.'.join(unused)}")
     if not options["class_token"]:

@@ -11,6 +11,7 @@ from ripple_attention.models.encodings import (
     ConvSPELinearAttention,
     PermutedLinearAttention,
     RotaryLinearAttention,
+    RotaryRippleAttention,
     SineSPELinearAttention,
     rotate,
     seeded_normal,
@@ -210,7 +211,31 @@ def test_rotation_is_in_the_numerator_only(x):
     assert relative_error(layer.attend(q, k, v, None), expected) < 1e-12
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("prefix", [0, 2])
+def test_rotary_ripples_over_the_whole_grid_are_softmax_attention_of_rotated_tokens(prefix):
+    layer = RotaryRippleAttention(24, 2, near="softmax", max_distance=7, num_prefix_tokens=prefix)
+    tokens = randn(2, prefix + 5 * 7, 24)
+    layer.spatial_weights.embedding.zero_()  # so all groups weigh the same
+    out = layer.double()(tokens, grid_size=(5, 7))
+    q, k, v = layer.qkv(tokens).unflatten(-1, (3, 2, 12)).clone().unbind(2)  # (B, L, N, D)
+    for x in (q, k):
+        x[:, prefix:] = rotate(x[:, prefix:].unflatten(1, (5, 7))).flatten(1, 2)
+    mean = F.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)))
+    assert relative_error(out, layer.proj(mean.transpose(1, 2).flatten(2))) < 1e-12
+
+
+def test_rotary_ripples_weigh_near_tokens_by_offsets_only():
+    layer = RotaryRippleAttention(24, 2, near="softmax", weights="truncated", max_distance=2)
+    layer.double()
+    x = F.pad(randn(1, 3, 4, 24), (0, 0, 2, 5, 2, 4))  # zeros around, further than it sees
+    moved = x.roll((2, 3), (1, 2))
+    assert relative_error(layer(moved)[:, 4:7, 5:9], layer(x)[:, 2:5, 2:6]) < 1e-12
+
+
 def test_rotary_needs_pairs_in_both_halves():
+    with pytest.raises(ValueError, match="4 must divide the width of a head; got 6"):
+        RotaryRippleAttention(24, num_heads=4)
     with pytest.raises(ValueError, match="4 must divide the number of features; got 6"):
         RotaryLinearAttention(24, num_heads=2, num_features=6)
     with pytest.raises(ValueError, match="base must be positive; got base=0"):
