@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch._C._functorch import peek_interpreter_stack
 
-from ripple_attention.ops.common import accumulation_dtype, safe_divide, without_autocast
+from ripple_attention.ops.common import accumulation_dtype, autocast_dtype, safe_divide
 
 Forward = Callable[..., tuple[Tensor, ...]]
 Backward = Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]
@@ -254,8 +254,13 @@ def in_full_precision(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(function)
     def wrapper(first: Tensor, *args: Any) -> Any:
-        with without_autocast(first):
+        if autocast_dtype(first) is None:
             return function(first, *args)
+        torch.set_autocast_enabled(first.device.type, False)
+        try:
+            return function(first, *args)
+        finally:
+            torch.set_autocast_enabled(first.device.type, True)
 
     return wrapper
 

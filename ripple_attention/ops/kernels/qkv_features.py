@@ -568,7 +568,12 @@ def weights_backward(
 
 def _as_read(parameters: FeatureParameters) -> FeatureParameters:
     """The parameters as the kernels read them."""
-    return FeatureParameters(*(None if x is None else x.float().contiguous() for x in parameters))
+    return FeatureParameters(*map(_plain, parameters))
+
+
+def _plain(x: Tensor | None) -> Tensor | None:
+    ready = x is None or (x.dtype is torch.float32 and x.is_contiguous())
+    return x if ready else x.float().contiguous()
 
 
 def _num_features(x: Tensor, parameters: FeatureParameters) -> int:
