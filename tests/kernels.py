@@ -171,6 +171,16 @@ def stack_bytes(binary):
     return int(re.search(r"STACK:(\d+)", shown.stdout + shown.stderr)[1])
 
 
+def assert_hardly_spills(name, binary, most):
+    """A kernel keeps at most so many bytes of a thread in memory; newer compilers, more."""
+    import triton
+
+    spilled = stack_bytes(binary)
+    if spilled > most and tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 9):
+        pytest.xfail(f"Triton {triton.__version__} spills {spilled} bytes of {name}, not {most}")
+    assert spilled <= most, name
+
+
 def unwritten_registers(machine_code):
     """Instructions that read a uniform register which none before them has written.
 
