@@ -89,17 +89,23 @@ class Judge:
     def compare_masks(
         self, photo: Path, wanted: list[Tensor], inputs: list[Tensor]
     ) -> dict[str, float]:
+        masks, labels = self.masks(photo, wanted, inputs)
+        sure, animal = labels != 3, labels == 1
+        unchanged, own = (iou(mask, animal, sure) for mask in masks)
+        alike = iou(*masks, np.ones_like(sure))
+        return {"iou_unchanged": unchanged, "iou": own, "masks_alike": alike}
+
+    def masks(
+        self, photo: Path, wanted: list[Tensor], inputs: list[Tensor]
+    ) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """The masks (256, 256) of the unchanged encoder and of a changed one; and the trimap."""
         trimap = Image.open(photo.with_suffix(".png")).resize((256, 256), Image.Resampling.NEAREST)
         labels = np.array(trimap)
         y, x = np.nonzero(labels != 2)
         box = np.array([x.min(), y.min(), x.max() + 1, y.max() + 1], np.float32) * SIDE / 256
         if photo not in self.unchanged:
             self.unchanged[photo] = self.mask(wanted, box)
-        masks = self.unchanged[photo], self.mask(inputs, box)
-        sure, animal = labels != 3, labels == 1
-        unchanged, own = (iou(mask, animal, sure) for mask in masks)
-        alike = iou(*masks, np.ones_like(sure))
-        return {"iou_unchanged": unchanged, "iou": own, "masks_alike": alike}
+        return (self.unchanged[photo], self.mask(inputs, box)), labels
 
     def mask(self, inputs: list[Tensor], box: np.ndarray) -> np.ndarray:
         """The mask (256, 256) that the decoder finds best."""

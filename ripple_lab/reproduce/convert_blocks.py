@@ -34,7 +34,7 @@ def sam2_align() -> str:
         lines = [
             [VARIANTS[row["variant"]], aligned_by(row)]
             + [rounded(row[name], 3) for name in FIGURES]
-            for row in rows
+            for row in sorted(rows, key=lambda row: [*VARIANTS].index(row["variant"]))
         ]
         headings = ("attention of the three blocks", "aligned by", *FIGURES.values())
         table = markdown_table(headings, lines, words=2)

@@ -26,6 +26,7 @@ from ripple_lab.align.align import load
 from ripple_lab.align.calibrate import calibrate
 from ripple_lab.align.lessons import listening
 from ripple_lab.align.models import Photos, find_photos, load_pretrained
+from ripple_lab.files import write_csv
 from ripple_lab.results import read_csv
 from ripple_lab.train.lock import only_process_at
 from ripple_lab.train.weights import read_weights, write_weights
@@ -462,6 +463,23 @@ def test_windows_attend_within_windows(monkeypatch):
     one = (x.unflatten(1, (8, 12))[:, 4:, 8:].flatten(1, 2).transpose(1, 2) for x in (q, k, v))
     expected = torch.nn.functional.scaled_dot_product_attention(*one)
     torch.testing.assert_close(out[:, 4:, 8:].flatten(1, 2).transpose(1, 2), expected)
+
+
+def test_the_picture_of_sam2_has_a_dot_for_every_block_of_every_variant(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    picture = importlib.import_module("sam2_picture")
+    rows = [
+        {"variant": variant, "embedding_error": error}
+        | {f"blocks.{block}.attn": block * error for block in picture.BLOCKS}
+        for variant, error in (("r4", 0.2), ("paper", 0.3))
+    ]
+    write_csv(rows, tmp_path / "errors.csv")
+    figure, ax = picture.plt.subplots()
+    picture.draw_errors(ax, tmp_path / "errors.csv")
+    dots = [line.get_xydata().tolist() for line in ax.get_lines()]
+    expected = [[[block * 0.3, 0], [block * 0.2, 1]] for block in picture.BLOCKS]  # worst below
+    np.testing.assert_allclose(dots, expected)
+    picture.plt.close(figure)
 
 
 @pytest.mark.slow
