@@ -1,9 +1,9 @@
-"""A picture of what ripples leave of SAM 2's masks, and how far each of its blocks is off.
+r"""A picture of what ripples leave of SAM 2's masks, and how far each of its blocks is off.
 
-    python benchmarks/sam2_picture.py SAM2 PETS --weights runs/sam2-aligned/r8-far.safetensors
+    python benchmarks/sam2_picture.py SAM2 PETS --weights runs/sam2-aligned/r8-far.safetensors \
+        --results benchmarks/results/sam2-align-amd-epyc-1-threads.csv
 
-SAM2 and PETS are folders as in sam2.py; `sam2_align.py` writes the weights and the CSV, of which
-the picture shows the errors.
+SAM2 and PETS are folders as in sam2.py; `sam2_align.py` writes the weights and the CSV of errors.
 """
 
 import argparse

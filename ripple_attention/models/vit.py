@@ -191,6 +191,11 @@ class GridVisionTransformer(VisionTransformer):
         if attention not in ATTENTIONS:
             known = ", ".join(ATTENTIONS)
             raise ValueError(f"attention must be one of {known}; got {attention!r}")
+        if rotary and attention != "ripple":
+            raise ValueError(
+                f"rotary is for ripple attention; got {attention=}. For linear attention take "
+                'attention="rope".'
+            )
         if "num_prefix_tokens" in kwargs:
             raise ValueError("prefix tokens of a model are class_token=True and reg_tokens=")
         taken = {n: kwargs.pop(n) for n in (*RIPPLE_OPTIONS, *FEATURE_OPTIONS) if n in kwargs}

@@ -160,7 +160,7 @@ def _add_corners(a: Tensor, b: Tensor, readers: Sequence[Reader], radius: int, t
     H, P, W, _ = a.shape
     whole, more = divmod(radius + 1, tile)
     size, across = tile - 1 + more, W // tile  # a corner has at most size × size keys
-    height = tile // 2 if tile % 2 == 0 else tile
+    height = tile // 2
     index = torch.arange(max(H, P, W, size), device=a.device)
     lines = (index[:H, None] * P + index[:P]).mT * W  # (P, H), where rows begin
     all_keys, all_values = a.flatten(0, 2), b.flatten(0, 2)

@@ -16,6 +16,7 @@ from ripple_attention.models.encodings import (
     rotate,
     seeded_normal,
 )
+from ripple_attention.models.vit import GridVisionTransformer
 
 STOCHASTIC = [SineSPELinearAttention, ConvSPELinearAttention]
 LAYERS = [RotaryLinearAttention, PermutedLinearAttention, *STOCHASTIC]
@@ -231,6 +232,11 @@ def test_rotary_ripples_weigh_near_tokens_by_offsets_only():
     x = F.pad(randn(1, 3, 4, 24), (0, 0, 2, 5, 2, 4))  # zeros around, further than it sees
     moved = x.roll((2, 3), (1, 2))
     assert relative_error(layer(moved)[:, 4:7, 5:9], layer(x)[:, 2:5, 2:6]) < 1e-12
+
+
+def test_models_without_ripples_refuse_rotary():
+    with pytest.raises(ValueError, match="rotary is for ripple attention; got attention='linear'"):
+        GridVisionTransformer(attention="linear", rotary=True)
 
 
 def test_rotary_needs_pairs_in_both_halves():
